@@ -11,7 +11,7 @@ test-long:
 	$(BIN)/pytest -m 'not slow'
 
 smoke:
-	$(BIN)/pytest -n0 -q tests/test_layering.py tests/unit/test_errors.py tests/unit/test_target.py tests/unit/ir
+	$(BIN)/pytest -n0 -q tests/test_layering.py tests/unit/core/test_errors.py tests/unit/core/test_target.py tests/unit/ir
 
 check:
 	$(BIN)/ruff check .

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.operator_networks import operator_network
 from benchmarks.tuning import Workers, begin_tuning, open_workers, play_round
-from retune.compiler.driver.budget import Budget
 from retune.compiler.measure.peak import measured_peak
 from retune.compiler.measure.record import MeasureRecord
 from retune.compiler.search.options import SearchOptions
+from retune.compiler.tune.budget import Budget
 
 SIBLINGS = {
     "matmul_512x512x512": "matmul_1024x1024x1024",

@@ -22,17 +22,17 @@ from retune.compiler.codegen.cpu import (
     parse_module,
 )
 from retune.compiler.codegen.kernel import write_kernel
-from retune.compiler.cost_model import RandomModel
-from retune.compiler.driver.extract import extract_network
-from retune.compiler.errors import RetuneError
+from retune.compiler.core.errors import RetuneError
+from retune.compiler.core.target import Target
 from retune.compiler.lower.build_loops import build_loops
 from retune.compiler.lower.pipeline import cpu_passes
+from retune.compiler.model import RandomModel
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.target import Target
+from retune.compiler.tune.extract import extract_network
 
 BAR_MS = 60.0
 SEARCHED = "resnet18_convolutions"

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Protocol
 
 from benchmarks.plot import Shown
-from retune.tasks.pages.svg import LEGEND_STEP, circle, color_of, polyline, svg_document, svg_legend, svg_text
+from retune.tasks.report.svg import LEGEND_STEP, circle, color_of, polyline, svg_document, svg_legend, svg_text
 
 LEFT, WIDTH, HEIGHT, GAP, TOP = 70, 330, 150, 60, 60
 

@@ -18,10 +18,10 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.harness import Figure, interleaved, parse
 from retune.compiler import te
 from retune.compiler.codegen.dot_instructions import dot_instructions
+from retune.compiler.core.dtype import is_float
+from retune.compiler.core.target import Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.onnx_runtime import OnnxRuntime, is_installed
-from retune.compiler.dtype import is_float
 from retune.compiler.ir.expr import Expr
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.loader import load_kernels
@@ -29,7 +29,7 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, Reorder, Split, Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
+from retune.compiler.tune.onnx_runtime import OnnxRuntime, is_installed
 
 Array = NDArray[np.generic]
 Run = Callable[[], object]

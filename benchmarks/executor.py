@@ -15,7 +15,7 @@ from benchmarks.graph_json import EntrySpec, GraphJson, Node, Source
 from benchmarks.harness import Figure, Run, parse, seconds_of
 from retune.compiler import te
 from retune.compiler.driver.build import build
-from retune.compiler.graph_executor import GraphModule, cpu, create
+from retune.compiler.tvm.graph_executor import GraphModule, cpu, create
 
 CASE = "chain"
 

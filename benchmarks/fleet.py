@@ -22,9 +22,9 @@ from benchmarks import simulated, simulated_worker
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.simulated import Simulation
 from benchmarks.simulated_worker import READY, SimulatedWorker
-from retune.compiler import config
-from retune.compiler.errors import MeasureError
-from retune.compiler.measure.fleet import BUILD, device_queue
+from retune.compiler.core import config
+from retune.compiler.core.errors import MeasureError
+from retune.compiler.measure.remote.fleet import BUILD, device_queue
 from retune.flows.parameters import TuneJob
 from retune.storage.files import new_id
 from retune.storage.parquet import ParquetRecordStore

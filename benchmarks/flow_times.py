@@ -12,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from retune.flows import embedded_server
+from retune.flows.server import embedded_server
 
 # As in `retune tune`: the server starts while this process imports Prefect.
 if __name__ == "__main__":
     SERVER = embedded_server.start()
 
-from retune.compiler.driver.tuning import Tuning
-from retune.compiler.driver.worker_service import WorkerService
+from retune.compiler.tune.tuning import Tuning
+from retune.compiler.tune.worker_service import WorkerService
 from retune.flows import allocate_trials, tune_network
-from retune.flows.server import watched_server
+from retune.flows.server.run_server import watched_server
 from retune.storage.parquet import ParquetRecordStore
 
 STAGES: dict[str, tuple[type, str]] = {

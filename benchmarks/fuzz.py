@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.fuzzing import rehearsal, worker
 from benchmarks.fuzzing.worker import CASES, GROWN, LOADED, NEXT, OTHER, REFUSED, SLOWEST
-from retune.compiler import config
+from retune.compiler.core import config
 
 LOADERS = tuple(name for name in CASES if name != rehearsal.CASE.name)
 """The loaders that there are."""

@@ -47,21 +47,21 @@ from benchmarks.gpu_torch import EAGER, TorchPeers
 from benchmarks.gpu_tuning import Tuned, TuningLog, tune
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.network_peers import seeded_inputs
+from retune.compiler.core.errors import DeviceError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.driver.hardware import hardware_of_gpu
-from retune.compiler.errors import DeviceError
 from retune.compiler.measure.measurer import LocalMeasurer, Measurer
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import BestProgram, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.runtime.artifact import KernelArtifact
-from retune.compiler.runtime.cuda import driver, why_not
-from retune.compiler.runtime.cuda_array import DeviceArray
-from retune.compiler.runtime.cuda_driver import Driver, GpuDevice
-from retune.compiler.runtime.cuda_program import DeviceProgram, Stopwatch
+from retune.compiler.runtime.cuda.array import DeviceArray
+from retune.compiler.runtime.cuda.driver import driver, why_not
+from retune.compiler.runtime.cuda.driver_interface import Driver, GpuDevice
+from retune.compiler.runtime.cuda.program import DeviceProgram, Stopwatch
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
 
 OURS = "retune"
 

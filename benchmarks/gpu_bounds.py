@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from benchmarks.nvdisasm import CodeLoop, Instruction, KernelCode
-from retune.compiler.gpu_facts import GpuFacts
+from retune.compiler.core.gpu_facts import GpuFacts
 from retune.compiler.ir.expr import Binary, BinaryOp
 from retune.compiler.ir.kernel import WARP, Kernel
 from retune.compiler.ir.stmt import For, LoopKind, Stmt, Store, inner_stmts

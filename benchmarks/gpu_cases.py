@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retune.compiler import te
-from retune.compiler.dtype import BFLOAT16, item_bytes
+from retune.compiler.core.dtype import BFLOAT16, item_bytes
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops import OPS, Attribute
 from retune.compiler.ops.norm import layer_norm

@@ -21,15 +21,16 @@ from benchmarks.gpu_bounds import CodeBound, bound_of
 from benchmarks.gpu_cases import CASES, MODES, GpuCase
 from benchmarks.harness import Figure, parse
 from benchmarks.nvdisasm import disassemble, disassembler
-from retune.compiler.codegen.nvptx import ptx
-from retune.compiler.codegen.ptxas import KernelResources, assemble_roomy, assembler, assembles
-from retune.compiler.cost_model.xgb import XGBModel
+from retune.compiler.codegen.nvidia.nvptx import ptx
+from retune.compiler.codegen.nvidia.ptxas import KernelResources, assemble_roomy, assembler, assembles
+from retune.compiler.core.errors import RetuneError
+from retune.compiler.core.gpu_facts import GpuFacts, facts_of
+from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.errors import RetuneError
-from retune.compiler.features import FEATURE_NAMES
-from retune.compiler.gpu_facts import GpuFacts, facts_of
 from retune.compiler.ir.kernel import Kernel
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.model.boosted_trees import XGBModel
+from retune.compiler.model.features import FEATURE_NAMES
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.steps import Step
@@ -37,9 +38,8 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.prior import prior_scores
 from retune.compiler.search.protocol import Candidate
+from retune.compiler.search.rules.facts import SHARED
 from retune.compiler.search.scored import features_of_steps, scored_hardware
-from retune.compiler.search.sketch_rules.facts import SHARED
-from retune.compiler.target import Target
 
 _ASKED = 16
 """Programs of the first batch, of which the first are looked at."""

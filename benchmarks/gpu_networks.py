@@ -14,13 +14,13 @@ from benchmarks.gpu_interleaved import Makers
 from benchmarks.gpu_torch import network_makers
 from benchmarks.network_peers import seeded_inputs
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.driver.extract import ExtractedNetwork
-from retune.compiler.executor.cuda_memory import CudaMemory
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.placement import FIRST_GPU
 from retune.compiler.measure.record import BestProgram
-from retune.compiler.runtime.cuda_driver import Driver
-from retune.compiler.runtime.cuda_program import Stopwatch
+from retune.compiler.runtime.cuda.driver_interface import Driver
+from retune.compiler.runtime.cuda.program import Stopwatch
+from retune.compiler.runtime.executor.cuda_memory import CudaMemory
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.runtime.executor.placement import FIRST_GPU
+from retune.compiler.tune.extract import ExtractedNetwork
 
 
 class OurNetwork:

@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.codegen.device_build import build_device_kernel
-from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.codegen.nvidia.device_build import build_device_kernel
+from retune.compiler.codegen.nvidia.nvptx import ptx
+from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
 from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Store, block
 from retune.compiler.runtime.artifact import ArgSpec, DeviceCode, KernelArtifact, KernelLaunch
-from retune.compiler.runtime.cuda_array import DeviceArray
-from retune.compiler.runtime.cuda_driver import Driver, GpuDevice
-from retune.compiler.runtime.cuda_program import DeviceProgram, Stopwatch
+from retune.compiler.runtime.cuda.array import DeviceArray
+from retune.compiler.runtime.cuda.driver_interface import Driver, GpuDevice
+from retune.compiler.runtime.cuda.program import DeviceProgram, Stopwatch
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, Split
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
 
 _THREADS, _CHAINS, _STEPS = 256, 16, 4096
 _BLOCKS_EACH = 8

@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 
 from benchmarks.gpu_cases import Array, GpuCase
-from retune.compiler.dtype import BFLOAT16
+from retune.compiler.core.dtype import BFLOAT16
 
 try:
     import torch

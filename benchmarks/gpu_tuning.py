@@ -13,12 +13,12 @@ from math import inf
 from pathlib import Path
 
 from benchmarks.gpu_interleaved import OvertimeError, time_limit
-from retune.compiler.cost_model.xgb import XGBModel
-from retune.compiler.errors import DeviceError, MeasureError
-from retune.compiler.measure.log import LoggedTask, LoggedTrial, append_log, read_log
+from retune.compiler.core.errors import DeviceError, MeasureError
+from retune.compiler.measure.logs.log import LoggedTask, LoggedTrial, append_log, read_log
 from retune.compiler.measure.measurer import Measurer
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import Measurement
+from retune.compiler.model.boosted_trees import XGBModel
 from retune.compiler.schedule.steps import Step, dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy

@@ -7,6 +7,7 @@ the code generator keeps in registers.
 
 from collections.abc import Callable, Mapping
 
+from retune.compiler.schedule.default.product_tiles import axes_of
 from retune.compiler.schedule.primitives import (
     LoopRef,
     StageRef,
@@ -22,7 +23,6 @@ from retune.compiler.schedule.primitives import (
     unroll,
     vectorize,
 )
-from retune.compiler.schedule.product_tiles import axes_of
 from retune.compiler.schedule.state import State
 
 _LANES = 16

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 from benchmarks.plot import bar_chart
-from retune.compiler import config
+from retune.compiler.core import config
 from retune.compiler.measure.peak import measured_peak
 from retune.compiler.runtime.readable import finite
 

@@ -23,7 +23,7 @@ from benchmarks.problems import (
     Softmax,
     TransposedConvolution,
 )
-from retune.compiler.driver import onnx_runtime
+from retune.compiler.tune import onnx_runtime
 
 try:
     import torch

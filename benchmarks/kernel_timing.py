@@ -13,6 +13,7 @@ from benchmarks.harness import interleaved
 from benchmarks.kernel_cases import CASES, Case
 from benchmarks.kernel_peers import peers
 from benchmarks.problems import Floats, moved_bytes, random_inputs
+from retune.compiler.core.target import Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.measure.bandwidth import stream_kernel
@@ -23,7 +24,6 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
 
 OURS, PEAK, STREAM = "retune", "peak", "stream"
 PASS_SECONDS = 0.02

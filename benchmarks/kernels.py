@@ -16,7 +16,7 @@ from benchmarks.kernel_cases import CASES
 from benchmarks.kernel_timing import CaseTimes
 from benchmarks.peers import peer_environment
 from retune.compiler.measure.peak import measured_peak
-from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.measure.processes.worker_process import WorkerProcess
 
 ATTEMPTS, UNDISTURBED = 3, 0.9
 """A case whose passes saw less than this share of the peak was disturbed by other programs: it is timed again, so often

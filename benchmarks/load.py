@@ -21,9 +21,9 @@ import onnx
 from benchmarks import zoo
 from benchmarks.harness import Figure, Run, parse, percentile
 from benchmarks.network_peers import SESSION, Arrays, contender, seeded_inputs
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.measure.worker_process import WorkerProcess
-from retune.compiler.target import Target
+from retune.compiler.measure.processes.worker_process import WorkerProcess
 
 CASES = ("mlp", "gpt2_block", "mobilenet_v2")
 BUSY = (0, 1, 4)

@@ -12,8 +12,8 @@ from tempfile import TemporaryFile
 from typing import Any, Self
 
 from benchmarks.problems import EPSILON, LayerNorm, Problem
-from retune.compiler import config
-from retune.compiler.errors import MeasureError
+from retune.compiler.core import config
+from retune.compiler.core.errors import MeasureError
 
 TVM = "tvm-metaschedule"
 

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from benchmarks import onnx_peers
 from benchmarks.harness import interleaved
+from retune.compiler.core.errors import MeasureError
 from retune.compiler.driver.onnx_export import library_path
-from retune.compiler.driver.onnx_runtime import OnnxRuntime
-from retune.compiler.driver.openvino import OpenVino
-from retune.compiler.errors import MeasureError
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.runtime.executor.network import CompiledNetwork
+from retune.compiler.tune.onnx_runtime import OnnxRuntime
+from retune.compiler.tune.openvino import OpenVino
 
 try:
     import torch

@@ -22,13 +22,13 @@ from benchmarks import onnx_peers, zoo
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.network_peers import COMPILED, EAGER, OPENVINO, SESSION, Arrays, NetworkPeer, has_torch, seeded_inputs
 from benchmarks.tuning import Tuned, open_workers, tune
-from retune.compiler.driver import openvino
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.measure.peak import measured_peak
+from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.measure.record import BestProgram
-from retune.compiler.measure.worker_process import WorkerProcess
-from retune.compiler.target import Target
+from retune.compiler.tune import openvino
+from retune.compiler.tune.extract import ExtractedNetwork
 
 TUNED, UNTUNED = "retune", "retune-untuned"
 _MIB = 2.0**20

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 
 _SECONDS = 120.0
 _SECTION = re.compile(r"^\.text\.(?P<name>[\w$]+):\s*$")

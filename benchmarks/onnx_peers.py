@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from retune.compiler.errors import MeasureError
+from retune.compiler.core.errors import MeasureError
 
 IREE, MNN, NCNN = "iree", "mnn", "ncnn"
 

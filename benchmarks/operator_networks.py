@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from retune.compiler.driver.extract import ExtractedNetwork, extract_network
+from retune.compiler.core.target import Target
 from retune.compiler.frontend.zoo.layers import LayerWriter
-from retune.compiler.target import Target
+from retune.compiler.tune.extract import ExtractedNetwork, extract_network
 
 
 def _matmul(rows: int, inner: int, columns: int) -> bytes:

@@ -18,8 +18,8 @@ from benchmarks.peers import KERNEL, Peer, peer_environment
 from benchmarks.tuning import Workers, open_workers, tune
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.measure.peak import measured_peak
+from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.measure.record import MeasureRecord
-from retune.compiler.measure.worker_process import WorkerProcess
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.tuning import BATCH
-from retune.compiler import config
+from retune.compiler.core import config
 
 CASES = ("mlp", "mobilenet_v2", "resnet18")
 
@@ -54,7 +54,7 @@ def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
         times = Path(folder) / "times.json"
         began = time.perf_counter()
         subprocess.run(
-            [sys.executable, "-m", "retune.flows.launch", "benchmarks.flow_times", json.dumps(job), str(times)],
+            [sys.executable, "-m", "retune.flows.cli.launch", "benchmarks.flow_times", json.dumps(job), str(times)],
             env=config.child_environment(config.prefect_environment(home)),
             stdout=subprocess.DEVNULL,
             check=True,

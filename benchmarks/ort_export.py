@@ -18,12 +18,12 @@ from benchmarks import zoo
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.network_peers import BOUND, EXPORTED, SESSION, NetworkPeer, seeded_inputs
 from benchmarks.tuning import open_workers, tune
+from retune.compiler.core.errors import OptionError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.onnx_export import export_network
-from retune.compiler.errors import OptionError
-from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.measure.worker_process import WorkerProcess
-from retune.compiler.target import Target
+from retune.compiler.measure.processes.worker_process import WorkerProcess
+from retune.compiler.runtime.executor.network import CompiledNetwork
 
 EXECUTOR = "retune"
 

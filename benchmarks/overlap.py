@@ -16,10 +16,10 @@ from dataclasses import replace
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.operator_networks import operator_network
 from benchmarks.tuning import BATCH
-from retune.compiler.cost_model.random import RandomModel
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.results import Measurement
+from retune.compiler.model.random import RandomModel
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy

@@ -26,10 +26,10 @@ from onnx import helper
 
 import retune
 from benchmarks.harness import machine
-from retune.compiler.driver.accuracy import errors_of, judge
-from retune.compiler.driver.onnx_runtime import OnnxRuntime
-from retune.compiler.driver.report import TOLERANCE
-from retune.compiler.errors import MeasureError, RetuneError
+from retune.compiler.core.errors import MeasureError, RetuneError
+from retune.compiler.tune.accuracy import errors_of, judge
+from retune.compiler.tune.onnx_runtime import OnnxRuntime
+from retune.compiler.tune.report import TOLERANCE
 
 WAYS = ("static", "dynamic")
 SECONDS = 600.0

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from benchmarks import zoo
 from benchmarks.harness import Figure, Run, parse, percentile
 from benchmarks.network_peers import OPENVINO, SESSION, contender, seeded_inputs
-from retune.compiler import config
-from retune.compiler.driver import openvino
+from retune.compiler.core import config
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.measure.worker_process import WorkerProcess
-from retune.compiler.target import Target
+from retune.compiler.measure.processes.worker_process import WorkerProcess
+from retune.compiler.tune import openvino
 
 OURS, UNBOUND = "retune", "retune-unbound"
 _PASSES = 4

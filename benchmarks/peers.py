@@ -1,6 +1,6 @@
 """Times a compiled operator and its peers on the same ONNX model: seconds and errors.
 
-All are interleaved in one process, preferably a fresh one (see `retune.compiler.measure.worker_process`).
+All are interleaved in one process, preferably a fresh one (see `retune.compiler.measure.processes.worker_process`).
 """
 
 import json
@@ -15,13 +15,13 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from benchmarks.harness import interleaved
+from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.onnx_runtime import OnnxRuntime
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.loader import BoundKernel, load_kernels
-from retune.compiler.target import Target
+from retune.compiler.tune.onnx_runtime import OnnxRuntime
 
 KERNEL, EDGES, SESSION, NODE, NUMPY = "retune", "retune-network", "onnxruntime", "onnxruntime-node", "numpy"
 """Our kernel alone; our network of one operator, with the changes of layout at its edges; ONNX Runtime's session, with

@@ -7,7 +7,7 @@ the largest one of the same unit.
 from collections.abc import Sequence
 from typing import Protocol
 
-from retune.tasks.pages.svg import LEGEND_STEP, color_of, rect, svg_document, svg_legend, svg_text
+from retune.tasks.report.svg import LEGEND_STEP, color_of, rect, svg_document, svg_legend, svg_text
 
 ROW, GAP, LABELS, BARS, VALUES = 14, 10, 330, 420, 190
 

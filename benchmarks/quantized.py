@@ -19,14 +19,14 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 from benchmarks.harness import Figure, Run, interleaved, parse
 from benchmarks.tuning import open_workers, tune
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.driver.extract import extract_network
-from retune.compiler.driver.onnx_runtime import OnnxRuntime
-from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.frontend.model_file import read_model
 from retune.compiler.frontend.network import network_bytes
-from retune.compiler.frontend.onnx.model_file import read_model
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.target import Target
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.tune.extract import extract_network
+from retune.compiler.tune.onnx_runtime import OnnxRuntime
 
 NETWORKS = ("mlp", "mobilenet_v2", "resnet18")
 IMAGES = 4

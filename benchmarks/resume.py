@@ -15,12 +15,12 @@ from pathlib import Path
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.simulated import made_up_seconds
 from benchmarks.tuning import begin_tuning
-from retune.compiler.driver.extract import ExtractedNetwork, extract_network
-from retune.compiler.driver.tuning import Tuning
-from retune.compiler.errors import MeasureError
+from retune.compiler.core.errors import MeasureError
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.search.policy import Candidate
+from retune.compiler.tune.extract import ExtractedNetwork, extract_network
+from retune.compiler.tune.tuning import Tuning
 from retune.storage.files import new_id
 from retune.storage.parquet import ParquetRecordStore
 

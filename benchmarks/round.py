@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.operator_networks import operator_network
 from benchmarks.tuning import BATCH, RoundTimes, begin_tuning, open_workers, play_round
-from retune.compiler.driver.tuning_loop import Round
+from retune.compiler.tune.tuning_loop import Round
 
 CASES = ("conv3x3_28x28_128_128",)
 PARTS = ("ask", "measure", "tell", "build", "run", "total")

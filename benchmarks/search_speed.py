@@ -17,15 +17,15 @@ import numpy as np
 
 from benchmarks.harness import Figure, Run, parse, seconds_of
 from retune.compiler import te
-from retune.compiler.cost_model import TrainingBatch, XGBModel
-from retune.compiler.features import extract
+from retune.compiler.core.target import HardwareParams, Target
+from retune.compiler.model import TrainingBatch, XGBModel
+from retune.compiler.model.features import extract
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import build_spaces
-from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import Tensor
 
 CONVOLUTIONS = {

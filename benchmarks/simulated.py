@@ -24,25 +24,25 @@ from zlib import crc32
 
 from prefect import flow
 
-from retune.compiler import config
-from retune.compiler.driver.extract import ImportedNetwork
-from retune.compiler.driver.tuning import TuningSummary
-from retune.compiler.driver.worker_service import WorkerService
-from retune.compiler.errors import RetuneError
-from retune.compiler.measure.fleet import BuildRequest, Request, TimeRequest
+from retune.compiler.core import config
+from retune.compiler.core.errors import RetuneError
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.remote.fleet import BuildRequest, Request, TimeRequest
 from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
+from retune.compiler.tune.extract import ImportedNetwork
+from retune.compiler.tune.tuning import TuningSummary
+from retune.compiler.tune.worker_service import WorkerService
 from retune.flows.allocate_trials import allocate_trials
 from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob
-from retune.tasks.engines import FlowEngine
 from retune.tasks.extract import extract_tasks
+from retune.tasks.fleet.engines import FlowEngine
+from retune.tasks.fleet.workers import WHOLE_ROUND, Workers, open_workers
 from retune.tasks.store import complete_run, open_run
-from retune.tasks.workers import WHOLE_ROUND, Workers, open_workers
 
 USER_ERROR = 2
 PARENT_DIES = 1

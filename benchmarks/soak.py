@@ -20,8 +20,8 @@ import psutil
 
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.simulated import Simulation, command
-from retune.compiler import config
-from retune.compiler.errors import MeasureError
+from retune.compiler.core import config
+from retune.compiler.core.errors import MeasureError
 from retune.flows.parameters import TuneJob
 from retune.storage.rounds import ROUNDS
 

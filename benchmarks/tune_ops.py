@@ -25,19 +25,19 @@ from benchmarks.metaschedule import TVM, MetaSchedule, Point
 from benchmarks.peers import peer_environment, relative_error
 from benchmarks.problems import Convolution, LayerNorm, Problem, Softmax, random_inputs
 from benchmarks.tuning import BATCH, SHORTLIST, Workers, open_workers, play_round
-from retune.compiler import config
-from retune.compiler.driver.budget import Budget
+from retune.compiler.core import config
+from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.measuring import network_options
-from retune.compiler.driver.tuning import RunHeader, begin
-from retune.compiler.driver.winners import choose_best
 from retune.compiler.measure.peak import measured_peak
+from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, BestProgram, MeasureRecord, MeasureStatus
-from retune.compiler.measure.worker_process import WorkerProcess
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
+from retune.compiler.tune.budget import Budget
+from retune.compiler.tune.measuring import network_options
+from retune.compiler.tune.tuning import RunHeader, begin
+from retune.compiler.tune.winners import choose_best
 
 OURS = "retune"
 MILESTONES = (64, 200, 1000)

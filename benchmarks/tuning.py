@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
-from retune.compiler import config
-from retune.compiler.driver.budget import Budget
-from retune.compiler.driver.extract import ExtractedNetwork
-from retune.compiler.driver.measuring import network_options
-from retune.compiler.driver.tuning import RunHeader, Tuning, begin
-from retune.compiler.driver.tuning_loop import EMPTY_ROUND, Round
-from retune.compiler.driver.winners import Confirmation, choose_best, resolve, shortlist
+from retune.compiler.core import config
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.record import BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
+from retune.compiler.tune.budget import Budget
+from retune.compiler.tune.extract import ExtractedNetwork
+from retune.compiler.tune.measuring import network_options
+from retune.compiler.tune.tuning import RunHeader, Tuning, begin
+from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Round
+from retune.compiler.tune.winners import Confirmation, choose_best, resolve, shortlist
 from retune.storage.files import new_id
 
 BATCH = 64

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from benchmarks.harness import Figure, interleaved, parse
 from retune.compiler import te
 from retune.compiler.codegen.intrinsics import FLOAT32
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import Tensor
 
 Floats = NDArray[Any]

@@ -26,18 +26,18 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks import zoo
 from benchmarks.harness import Figure, Run, interleaved, parse
 from retune.compiler import vm
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.winners import top_candidates
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.frontend.onnx.importer import load_model
-from retune.compiler.graph.partition import partition
+from retune.compiler.frontend.importer import load_model
+from retune.compiler.graph.partition.partition import partition
+from retune.compiler.graph.partition.winograd import winograd_for
 from retune.compiler.graph.pipeline import optimize
-from retune.compiler.graph.winograd import winograd_for
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import cpu
-from retune.compiler.target import Target
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.tune.winners import top_candidates
 from retune.compiler.vm.subgraph import TunedPrograms, known_programs
 
 OWN = "executor, own kernels"

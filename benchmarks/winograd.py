@@ -16,19 +16,19 @@ import numpy as np
 from benchmarks.harness import Figure, Run, interleaved, parse
 from benchmarks.kernel_timing import bound_kernel
 from benchmarks.tuning import Workers, open_workers, search
+from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.winners import choose_best
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Attribute, Graph, Value
-from retune.compiler.graph.partition import Partition, partition, with_alternatives
-from retune.compiler.graph.winograd import WINOGRAD
+from retune.compiler.graph.partition.partition import Partition, partition, with_alternatives
+from retune.compiler.graph.partition.winograd import WINOGRAD
 from retune.compiler.measure.peak import peak_kernel
+from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.measure.record import BestProgram
-from retune.compiler.measure.worker_process import WorkerProcess
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.steps import dump_steps, load_steps
-from retune.compiler.target import Target
+from retune.compiler.tune.winners import choose_best
 
 LAYERS = {
     "conv3x3_56x56_64_64": (56, 64),

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.correctness.compare import Outcome
 from benchmarks.correctness.worker import KINDS
 from benchmarks.harness import Figure, Run, parse
-from retune.compiler.measure.worker_process import WorkerFailedError, WorkerProcess
+from retune.compiler.measure.processes.worker_process import WorkerFailedError, WorkerProcess
 
 _SLICE = 25
 """Seeds of a line, and of a process: what ends a run costs at most so many."""

@@ -12,20 +12,26 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from retune.compiler import lower, runtime
-from retune.compiler.lazy import lazy
-from retune.compiler.runtime.ffi_library import load_ffi_library
+from retune.compiler.core.lazy import lazy
+from retune.compiler.runtime.ffi.ffi_library import load_ffi_library
 
 if TYPE_CHECKING:
+    from retune.compiler import te as te
+    from retune.compiler import vm as vm
     from retune.compiler.driver.modules import build
     from retune.compiler.driver.network_build import build_network
     from retune.compiler.driver.pass_context import PassContext
     from retune.compiler.runtime.device import cpu, cuda, device, opencl
-    from retune.compiler.runtime.registry import (
+    from retune.compiler.runtime.ffi.registry import (
         get_global_func,
         list_global_func_names,
         register_func,
         remove_global_func,
     )
+    from retune.compiler.tvm import auto_scheduler as auto_scheduler
+    from retune.compiler.tvm import debug_executor as debug_executor
+    from retune.compiler.tvm import graph_executor as graph_executor
+    from retune.compiler.tvm import nd as nd
 
 __version__ = metadata.version("retune-compiler")
 
@@ -48,8 +54,8 @@ __all__ = [
 
 
 def load_module(path: str | Path) -> Any:
-    """Load a file of compiled code, see `retune.compiler.loading.load_module`. Raises: the same."""
-    return importlib.import_module(f"{__name__}.loading").load_module(path)
+    """Load a file of compiled code, see `retune.compiler.tvm.loading.load_module`. Raises: the same."""
+    return importlib.import_module(f"{__name__}.tvm.loading").load_module(path)
 
 
 class _RuntimePackage(ModuleType):
@@ -93,11 +99,11 @@ load_ffi_library()
 __getattr__ = lazy(
     __name__,
     {
-        **dict.fromkeys(("auto_scheduler", "graph_executor", "debug_executor", "nd", "te", "vm"), ""),
+        **dict.fromkeys(("te", "tvm.auto_scheduler", "tvm.debug_executor", "tvm.graph_executor", "tvm.nd", "vm"), ""),
         "driver.modules": "build",
         "driver.network_build": "build_network",
         "driver.pass_context": "PassContext",
         "runtime.device": "cpu cuda device opencl",
-        "runtime.registry": "get_global_func list_global_func_names register_func remove_global_func",
+        "runtime.ffi.registry": "get_global_func list_global_func_names register_func remove_global_func",
     },
 )

@@ -10,20 +10,20 @@ from collections.abc import Callable
 
 from prefect import flow
 
-from retune.compiler.driver.budget import Budget
-from retune.compiler.driver.extract import Extracted
-from retune.compiler.driver.tuning import Tuning, TuningSummary
-from retune.compiler.driver.tuning_loop import EMPTY_ROUND, Round
+from retune.compiler.tune.budget import Budget
+from retune.compiler.tune.extract import Extracted
+from retune.compiler.tune.tuning import Tuning, TuningSummary
+from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Round
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
 from retune.storage.files import new_id
 from retune.tasks.chain import Chain
+from retune.tasks.fleet.workers import Workers
 from retune.tasks.opaque import opaque
 from retune.tasks.sample import sample
 from retune.tasks.show import ProgressBar
 from retune.tasks.store import note_round, recall, store
 from retune.tasks.train import begin_tuning, keep_checkpoint, recall_checkpoint, replay, train
-from retune.tasks.workers import Workers
 
 LEAST_PROGRESS = 0.01
 """By so much of the budget the bar in Prefect's UI grows at once: each time is a request to its API."""

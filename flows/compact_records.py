@@ -2,7 +2,7 @@
 
 from prefect import flow, get_run_logger
 
-from retune.compiler import config
+from retune.compiler.core import config
 from retune.storage.compaction import Compaction, Retention
 from retune.tasks.store import compact_store
 

@@ -15,20 +15,13 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
-from retune.compiler.driver.extract import ExtractedNetwork, ImportedNetwork
-from retune.compiler.driver.operators import label_of
-from retune.compiler.driver.report import CompiledResult, Report
-from retune.compiler.driver.winners import (
-    TimedPrograms,
-    confirmations,
-    keep_defaults,
-    record_guesses,
-    resolve,
-    shortlist,
-)
+from retune.compiler.core.options import FLEET, MACHINE, NETWORK
 from retune.compiler.measure.built_programs import SHORTLIST
-from retune.compiler.options import FLEET, MACHINE, NETWORK
 from retune.compiler.runtime.readable import count
+from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork
+from retune.compiler.tune.operators import label_of
+from retune.compiler.tune.report import CompiledResult, Report
+from retune.compiler.tune.winners import TimedPrograms, confirmations, keep_defaults, record_guesses, resolve, shortlist
 from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob, takes_options
 from retune.flows.progress import PhaseAdvanced, PhaseStarted, announce
@@ -36,12 +29,12 @@ from retune.storage.files import new_id
 from retune.tasks.chain import Chain
 from retune.tasks.compile import compile_to
 from retune.tasks.extract import extract_tasks
+from retune.tasks.fleet.workers import Workers, open_workers
 from retune.tasks.opaque import opaque
-from retune.tasks.report import publish
 from retune.tasks.store import best_of_every_task, best_records, complete_run, open_run, store
 from retune.tasks.train import begin_tuning
 from retune.tasks.verify import confirm, limits_of_machine, time_programs, verify
-from retune.tasks.workers import Workers, open_workers
+from retune.tasks.write_report import publish
 
 _TO_COMPARE, _TO_CONFIRM = 14.0, 0.4
 """Seconds for the comparison and the report, and for each kernel of a network before them, on two cores of 2021."""

@@ -9,15 +9,15 @@ from typing import ParamSpec, TypeVar
 
 from prefect import Flow, flow
 
+from retune.compiler.core.errors import OptionError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import target_on
-from retune.compiler.driver.worker_service import DeviceFacts
-from retune.compiler.errors import OptionError
-from retune.compiler.measure.cuda_runner import gpu_here
-from retune.compiler.measure.fleet import BUILD, device_queue, require_scheduler
-from retune.compiler.target import Target
+from retune.compiler.measure.processes.cuda_runner import gpu_here
+from retune.compiler.measure.remote.fleet import BUILD, device_queue, require_scheduler
+from retune.compiler.tune.worker_service import DeviceFacts
 from retune.flows.parameters import TuneJob
-from retune.tasks.engines import engine_errors, task_runner_of
-from retune.tasks.plan import FleetPlan, fleet_of
+from retune.tasks.fleet.engines import engine_errors, task_runner_of
+from retune.tasks.fleet.plan import FleetPlan, fleet_of
 from retune.tasks.verify import describe_device
 
 Given = ParamSpec("Given")

@@ -12,19 +12,19 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field as Described
 
-from retune.compiler import config
-from retune.compiler.driver.budget import Budget
+from retune.compiler.core import config
+from retune.compiler.core.errors import OptionError
+from retune.compiler.core.options import BUDGET, FLEET, TuneOptions, info_of, kinds_of, tune_options
+from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import threads_of
-from retune.compiler.driver.measuring import network_options
-from retune.compiler.driver.operators import label_of
-from retune.compiler.driver.tuning import RunHeader
-from retune.compiler.errors import OptionError
-from retune.compiler.measure.cuda_runner import gpu_of_key
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.options import BUDGET, FLEET, TuneOptions, info_of, kinds_of, tune_options
-from retune.compiler.target import Target
+from retune.compiler.measure.processes.cuda_runner import gpu_of_key
+from retune.compiler.tune.budget import Budget
+from retune.compiler.tune.measuring import network_options
+from retune.compiler.tune.operators import label_of
+from retune.compiler.tune.tuning import RunHeader
 from retune.storage.store_url import Place, is_remote, local_folder, redacted
-from retune.tasks.plan import FleetPlan, require_fleet
+from retune.tasks.fleet.plan import FleetPlan, require_fleet
 
 # About four minutes at the four trials a second that time budgets assume.
 DEFAULT_TRIALS = 1000

@@ -3,7 +3,7 @@
 `str(event)` is a complete line for a log; views read the fields.
 
 A flow calls `announce(event)`. In a deployment the line lands in the flow run's log; at the command line a handler
-picks the event from the record and draws it (see `retune.flows.live`).
+picks the event from the record and draws it (see `retune.flows.cli.live`).
 """
 
 import logging
@@ -14,12 +14,12 @@ from typing import Self
 
 from prefect import get_run_logger
 
-from retune.compiler.cost_model import ModelMetrics
-from retune.compiler.driver.budget import Budget
-from retune.compiler.driver.tuning import Tuning, contention_of, typical
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.model import ModelMetrics
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.runtime.readable import BUSY, count, milliseconds
+from retune.compiler.tune.budget import Budget
+from retune.compiler.tune.tuning import Tuning, contention_of, typical
 
 EVENT = "retune_event"
 """The attribute of a log record that holds its event."""

@@ -11,11 +11,11 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from retune.compiler.driver.operators import is_operator
-from retune.compiler.driver.report import Report
-from retune.compiler.driver.stale import most_promising
-from retune.compiler.errors import OptionError, RetuneError
-from retune.compiler.options import FLEET, MACHINE, SEARCH
+from retune.compiler.core.errors import OptionError, RetuneError
+from retune.compiler.core.options import FLEET, MACHINE, SEARCH
+from retune.compiler.tune.operators import is_operator
+from retune.compiler.tune.report import Report
+from retune.compiler.tune.stale import most_promising
 from retune.flows.device import resolve_device
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.flows.tune_network import tune_job
@@ -40,7 +40,7 @@ def retune_stale(
 ) -> list[Report]:
     """Tune those of `networks` again that are expected to gain most, for `window_minutes` in all. They are names of the
     zoo, paths, or operators such as `operator:["retune.matmul", 512, 512, 512]`, see
-    `retune.compiler.driver.operators`.
+    `retune.compiler.tune.operators`.
 
     Each slice lasts at most `slice_minutes`. The run ends early when no network is expected to lose the share
     `least_gain` of its latency in a minute of tuning, or at once when none is listed. `home` is as for `tune_network`.

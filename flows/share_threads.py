@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from retune.compiler.driver.extract import ExtractedNetwork, ImportedNetwork
+from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, announce
 from retune.storage.runs import RunLedger

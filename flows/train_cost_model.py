@@ -9,9 +9,9 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 
-from retune.compiler.driver.operators import extract
-from retune.compiler.errors import OptionError
-from retune.compiler.options import MACHINE
+from retune.compiler.core.errors import OptionError
+from retune.compiler.core.options import MACHINE
+from retune.compiler.tune.operators import extract
 from retune.flows.parameters import TuneJob, takes_options
 from retune.storage.files import new_id
 from retune.tasks.train import learn_records, save_checkpoint
@@ -19,7 +19,7 @@ from retune.tasks.train import learn_records, save_checkpoint
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
-    """How the training went; see `retune.compiler.driver.train.TrainedModel`."""
+    """How the training went; see `retune.compiler.tune.train.TrainedModel`."""
 
     tasks: int
     programs: int

@@ -16,22 +16,22 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
-from retune.compiler.driver.extract import ImportedNetwork
-from retune.compiler.driver.operators import label_of
-from retune.compiler.driver.report import Report
+from retune.compiler.tune.extract import ImportedNetwork
+from retune.compiler.tune.operators import label_of
+from retune.compiler.tune.report import Report
 from retune.flows.allocate_trials import allocate_trials
+from retune.flows.cli.launch import command_began
 from retune.flows.compile_network import compile_best, seconds_to_compile
 from retune.flows.device import resolve_device, with_task_runner
-from retune.flows.launch import command_began
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
 from retune.flows.share_threads import share_threads
 from retune.tasks.chain import Chain
 from retune.tasks.extract import extract_tasks
-from retune.tasks.report import publish, write_page
+from retune.tasks.fleet.workers import open_workers
 from retune.tasks.show import ProgressBar, show_report
 from retune.tasks.store import complete_run, open_run
-from retune.tasks.workers import open_workers
+from retune.tasks.write_report import publish, write_page
 
 
 def run_name() -> str:
@@ -44,7 +44,7 @@ def run_name() -> str:
 def tune_network(network: str, *, shapes: list[str] | None = None, home: str | None = None, **options: Any) -> Report:
     """Tune `network`, a name of the zoo or the path of an ONNX file, for this machine.
 
-    What is None is taken from the settings of the machine that the flow runs on (see `retune.compiler.settings`).
+    What is None is taken from the settings of the machine that the flow runs on (see `retune.compiler.core.settings`).
     `shapes` fixes dynamic inputs, each by a string such as `image=1,3,224,224`; `home` is the state folder (./.retune).
     Raises: OptionError, ModelError, TargetError, StoreError, MeasureError.
     """

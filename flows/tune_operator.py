@@ -15,27 +15,27 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
-from retune.compiler.driver.extract import Extracted
-from retune.compiler.driver.operators import Operator
-from retune.compiler.driver.report import Report
-from retune.compiler.driver.winners import Confirmation, confirmations, shortlist
-from retune.compiler.errors import OptionError
+from retune.compiler.core.errors import OptionError
+from retune.compiler.core.options import BUDGET, FLEET, MACHINE, SEARCH
 from retune.compiler.measure.built_programs import SHORTLIST
-from retune.compiler.options import BUDGET, FLEET, MACHINE, SEARCH
+from retune.compiler.tune.extract import Extracted
+from retune.compiler.tune.operators import Operator
+from retune.compiler.tune.report import Report
+from retune.compiler.tune.winners import Confirmation, confirmations, shortlist
 from retune.flows.allocate_trials import allocate_trials
+from retune.flows.cli.launch import command_began
 from retune.flows.device import resolve_device, with_task_runner
-from retune.flows.launch import command_began
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
 from retune.storage.files import new_id
 from retune.tasks.chain import Chain
 from retune.tasks.extract import extract_any
+from retune.tasks.fleet.workers import Workers, open_workers
 from retune.tasks.opaque import opaque
-from retune.tasks.report import publish_operator, write_page
 from retune.tasks.show import ProgressBar
 from retune.tasks.store import best_records, complete_run, open_run, store
 from retune.tasks.verify import confirm, time_programs
-from retune.tasks.workers import Workers, open_workers
+from retune.tasks.write_report import publish_operator, write_page
 
 OF_OPERATORS = (BUDGET, MACHINE, SEARCH, FLEET)
 """The options that an operator can be tuned with."""
@@ -60,7 +60,7 @@ def tune_operator(
 ) -> Report:
     """Tune one operator for this machine.
 
-    `workload` is an operator of `retune.compiler.driver.operators` (matmul, batch_matmul, conv2d, depthwise_conv2d,
+    `workload` is an operator of `retune.compiler.tune.operators` (matmul, batch_matmul, conv2d, depthwise_conv2d,
     softmax, layer_norm) and `args` are its sizes: `matmul` takes rows, columns and inner extent. With `module`, which
     is imported and so runs with your rights, it is the name of a workload that the module registers with
     `auto_scheduler.register_workload`, and `args` are its arguments. `home` is the state folder (./.retune).

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from retune.api import compile, explain, export, profile, tune
-    from retune.compiler.driver.explain import Explanation
-    from retune.compiler.errors import RetuneError
+    from retune.compiler.core.errors import RetuneError
+    from retune.compiler.tune.explain import Explanation
     from retune.network import Network, NetworkReport, load
 
 __version__ = metadata.version("retune-compiler")
@@ -34,10 +34,10 @@ _HOMES = {
     "load": "retune.network",
     "profile": "retune.api",
     "tune": "retune.api",
-    "Explanation": "retune.compiler.driver.explain",
+    "Explanation": "retune.compiler.tune.explain",
     "Network": "retune.network",
     "NetworkReport": "retune.network",
-    "RetuneError": "retune.compiler.errors",
+    "RetuneError": "retune.compiler.core.errors",
 }
 """Where each public name is defined."""
 

@@ -6,31 +6,31 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from retune.compiler import config
+from retune.compiler.core import config
+from retune.compiler.core.errors import ArtifactError, OptionError
+from retune.compiler.core.options import TuneOptions, flag_of, kinds_of
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.dispatch import telling_nothing
-from retune.compiler.driver.explain import Explanation
-from retune.compiler.driver.extract import ExtractedNetwork, extract_network
 from retune.compiler.driver.onnx_export import ExportedModel, check_runtime
 from retune.compiler.driver.parallel_build import build_in_parallel
-from retune.compiler.errors import ArtifactError, OptionError
-from retune.compiler.executor.library import Library
 from retune.compiler.measure.record import BestProgram
-from retune.compiler.options import TuneOptions, flag_of, kinds_of
 from retune.compiler.runtime.arguments import require_thread_count
+from retune.compiler.runtime.executor.library import Library
 from retune.compiler.runtime.paths import path_of
+from retune.compiler.tune.explain import Explanation
+from retune.compiler.tune.extract import ExtractedNetwork, extract_network
 from retune.compiler.vm import compiler as vm_compiler
-from retune.flows.commands.arguments import home_of
-from retune.flows.commands.compile import HOST
-from retune.flows.commands.export import export_model
-from retune.flows.kernel_explainer import KernelExplainer
-from retune.flows.known_programs import KnownPrograms
+from retune.flows.cli.commands.arguments import home_of
+from retune.flows.cli.commands.compile import HOST
+from retune.flows.cli.commands.export import export_model
+from retune.flows.cli.kernel_explainer import KernelExplainer
 from retune.flows.parameters import TuneJob
 from retune.models import model_of
 from retune.network import Network, NetworkReport
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunInfo, RunLedger
 from retune.storage.store_url import Place
+from retune.tasks.find_programs import KnownPrograms
 from retune.tuning import run_tuning
 
 EFFORTS = {"quick": 16, "standard": 64, "thorough": 256}

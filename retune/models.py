@@ -14,8 +14,14 @@ from typing import Any
 
 import onnx
 
-from retune.compiler.errors import ModelError, ModelFormatError, OptionError, UnsupportedOperatorError, install_hint
-from retune.compiler.frontend.onnx.model_file import with_external_weights
+from retune.compiler.core.errors import (
+    ModelError,
+    ModelFormatError,
+    OptionError,
+    UnsupportedOperatorError,
+    install_hint,
+)
+from retune.compiler.frontend.model_file import with_external_weights
 from retune.compiler.runtime.atomic_write import atomic_write
 from retune.network import Signature
 

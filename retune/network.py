@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from retune.compiler.core.errors import NotYetError, OptionError
 from retune.compiler.driver.coverage import CoverageReport
-from retune.compiler.errors import NotYetError, OptionError
-from retune.compiler.executor.executors import gpu_count
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.library import Library
-from retune.compiler.executor.plan import READ_ONLY, BufferSpec
-from retune.compiler.executor.shared_library import is_shared_library
 from retune.compiler.runtime.archive import VM_EXECUTABLE, kind_of
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.device import cpu, cuda, on_gpu
+from retune.compiler.runtime.executor.executors import gpu_count
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.runtime.executor.library import Library
+from retune.compiler.runtime.executor.plan import READ_ONLY, BufferSpec
+from retune.compiler.runtime.executor.shared_library import is_shared_library
 from retune.compiler.runtime.kernel_row import NUMERIC, KernelRow, kernel_table
 from retune.compiler.runtime.paths import path_of
 from retune.compiler.runtime.readable import count, html_table, milliseconds
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from retune.compiler.driver.onnx_export import ExportedModel
     from retune.compiler.vm.executable import Executable
     from retune.compiler.vm.machine import VirtualMachine
-    from retune.flows.kernel_explainer import KernelExplainer
+    from retune.flows.cli.kernel_explainer import KernelExplainer
 
 LARGE_BYTES = 1 << 20
 """From this size on an array is used where it lies. Binding the calls of a network to another array takes tens of

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode
 
 from retune.api import EFFORTS, compile, models_folder, tune
-from retune.compiler.errors import ModelError, OptionError, ShapeMismatchError
+from retune.compiler.core.errors import ModelError, OptionError, ShapeMismatchError
 from retune.models import Model, export_onnx, store_onnx
 from retune.network import Network
 from retune.torch_trial import DECLINED, Trial

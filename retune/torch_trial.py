@@ -8,8 +8,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from retune.compiler.errors import DefinitionError, LoweringError, ModelError, NotYetError
-from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.core.errors import DefinitionError, LoweringError, ModelError, NotYetError
+from retune.compiler.frontend.importer import load_model
 from retune.models import export_onnx
 
 DECLINED = (ModelError, DefinitionError, LoweringError, NotYetError)

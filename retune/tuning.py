@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from retune.compiler import config
-from retune.compiler.errors import MeasureError
+from retune.compiler.core import config
+from retune.compiler.core.errors import MeasureError
 from retune.notebook import kernel_shell
 
 # More than the 8 s in which the command itself tells a server at an address that the run is over.
@@ -37,7 +37,17 @@ def run_tuning(source: str, flags: Sequence[str], *, progress: bool) -> None:
     on_terminal = progress and not in_notebook and sys.stderr.isatty()
     quiet = [] if in_notebook or on_terminal else ["--quiet"]
     # -P: a file such as numpy.py in the working directory must not take a module's place.
-    command = [sys.executable, "-P", "-m", "retune.flows.launch", "retune.flows.cli", "tune", source, *quiet, *flags]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "retune.flows.cli.launch",
+        "retune.flows.cli.app",
+        "tune",
+        source,
+        *quiet,
+        *flags,
+    ]
     said: list[str] = []
     with _started(command, sys.stderr if on_terminal else subprocess.PIPE) as child:
         # stderr has its own reader: a child blocks as soon as the pipe that nobody reads is full, 64 KiB on Linux.

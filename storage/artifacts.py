@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from retune.compiler.errors import CorruptRecordError, StoreError
+from retune.compiler.core.errors import CorruptRecordError, StoreError
 from retune.storage.documents import read_document
 from retune.storage.store_url import open_blob_store
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ulid import ULID
 
-from retune.compiler.errors import CorruptRecordError
+from retune.compiler.core.errors import CorruptRecordError
 from retune.compiler.measure.record import MOMENTS
 from retune.storage.files import ID, new_id
 from retune.storage.layout import target_slug

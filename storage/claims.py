@@ -18,7 +18,7 @@ from typing import Annotated, Protocol
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from retune.compiler.errors import CorruptRecordError, StoreError
+from retune.compiler.core.errors import CorruptRecordError, StoreError
 from retune.compiler.runtime.temporaries import is_gone, process_space, process_start
 from retune.storage.blob_store import busy
 from retune.storage.documents import Count, parse_document

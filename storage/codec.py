@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from retune.compiler.errors import CorruptRecordError, SchemaError, StoreError
+from retune.compiler.core.errors import CorruptRecordError, SchemaError, StoreError
 from retune.compiler.measure.record import MOMENTS, SCHEMA_VERSION, MeasureRecord, MeasureStatus
 from retune.storage.schema import SCHEMA
 

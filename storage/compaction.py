@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from retune.compiler.errors import CorruptRecordError, OptionError
+from retune.compiler.core.errors import CorruptRecordError, OptionError
 from retune.compiler.measure.record import CONFIRMED
 from retune.storage.blob_store import BlobStore
 from retune.storage.layout import part_names

@@ -6,7 +6,7 @@ from typing import Annotated, Any, NotRequired, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from retune.compiler.errors import CorruptRecordError, UnknownFormError
+from retune.compiler.core.errors import CorruptRecordError, UnknownFormError
 from retune.compiler.measure.record import MOMENTS
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.storage.blob_store import BlobStore

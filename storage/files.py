@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ulid import ULID
 
-from retune.compiler.errors import StoreError
+from retune.compiler.core.errors import StoreError
 from retune.compiler.runtime.atomic_write import sync_folder
 from retune.compiler.runtime.temporaries import temporary_in
 

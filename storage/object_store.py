@@ -11,7 +11,7 @@ from typing import IO, Any
 import fsspec
 from fsspec.core import url_to_fs
 
-from retune.compiler.errors import StoreError, install_hint
+from retune.compiler.core.errors import StoreError, install_hint
 from retune.storage.blob_store import READING, BlobStore, Lock
 from retune.storage.claims import acquire
 from retune.storage.files import new_id

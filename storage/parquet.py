@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from retune.compiler.errors import CorruptRecordError, StoreError
+from retune.compiler.core.errors import CorruptRecordError, StoreError
 from retune.compiler.measure.record import CONFIRMED, SCHEMA_VERSION, MeasureRecord, MeasureStatus
 from retune.storage.base import HistoryPoint, RecordStore, Selection, TaskSummary
 from retune.storage.blob_store import QUARANTINE

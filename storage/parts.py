@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from retune.compiler.errors import CorruptRecordError
+from retune.compiler.core.errors import CorruptRecordError
 from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord
 from retune.storage.blob_store import BlobStore
 from retune.storage.codec import from_table, to_table

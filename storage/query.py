@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from retune.compiler.errors import CorruptRecordError, StoreError, install_hint
+from retune.compiler.core.errors import CorruptRecordError, StoreError, install_hint
 from retune.storage.blob_store import BlobStore, LocalBlobStore
 from retune.storage.documents import read_document
 from retune.storage.layout import RECORDS, part_names

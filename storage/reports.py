@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from retune.compiler.errors import CorruptRecordError
+from retune.compiler.core.errors import CorruptRecordError
 from retune.storage.artifacts import ArtifactStore, key_of
 from retune.storage.blob_store import LocalBlobStore
 from retune.storage.documents import REPORT, RunReport, parse_document, read_document, set_aside

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from retune.compiler.errors import CorruptRecordError
+from retune.compiler.core.errors import CorruptRecordError
 from retune.storage.blob_store import BlobStore
 from retune.storage.documents import ROUND, parse_document
 from retune.storage.store_url import open_blob_store

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import Field, TypeAdapter
 
-from retune.compiler.errors import CorruptRecordError, StoreError, UnknownFormError
+from retune.compiler.core.errors import CorruptRecordError, StoreError, UnknownFormError
 from retune.storage.blob_store import Lock
 from retune.storage.documents import Moment, Summary, read_document, set_aside
 from retune.storage.files import ID, new_id

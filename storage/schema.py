@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from retune.compiler.errors import CorruptRecordError, SchemaError
+from retune.compiler.core.errors import CorruptRecordError, SchemaError
 from retune.compiler.measure.record import SCHEMA_VERSION
 
 VERSION_KEY = b"retune.schema_version"

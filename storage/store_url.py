@@ -6,7 +6,7 @@ Displays and records show the redacted URL, which opens the same files in a proc
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from retune.compiler.errors import HIDDEN, StoreError, without_passwords
+from retune.compiler.core.errors import HIDDEN, StoreError, without_passwords
 from retune.storage.blob_store import BlobStore, LocalBlobStore
 from retune.storage.object_store import ObjectBlobStore
 

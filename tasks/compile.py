@@ -12,11 +12,11 @@ from prefect.cache_policies import NO_CACHE
 
 from retune.compiler.driver.compile_network import compile_graph, reuse_kernels
 from retune.compiler.driver.dispatch import telling_nothing
-from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.kernel_row import KernelRow
+from retune.compiler.tune.extract import ExtractedNetwork
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler.driver.extract import Extracted, ExtractedNetwork, ImportedNetwork
-from retune.compiler.driver.operators import extract
+from retune.compiler.tune.extract import Extracted, ExtractedNetwork, ImportedNetwork
+from retune.compiler.tune.operators import extract
 from retune.tasks.names import named
 
 

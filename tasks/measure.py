@@ -9,10 +9,10 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler.driver.worker_service import WorkerService, serve
-from retune.compiler.errors import MeasureError
-from retune.tasks.device_limit import device_limit
-from retune.tasks.retry import after
+from retune.compiler.core.errors import MeasureError
+from retune.compiler.tune.worker_service import WorkerService, serve
+from retune.tasks.fleet.device_limit import device_limit
+from retune.tasks.fleet.retry import after
 
 # A worker that was lost is replaced before the next try.
 RETRIES = 2

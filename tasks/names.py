@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from prefect.runtime import task_run
 
-from retune.compiler.driver.operators import label_of
+from retune.compiler.tune.operators import label_of
 
 
 def named(verb: str, parameter: str) -> Callable[[], str]:

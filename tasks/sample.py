@@ -6,8 +6,8 @@ It is seeded: the same state gives the same programs.
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler.driver.tuning import Tuning
 from retune.compiler.search.policy import Candidate
+from retune.compiler.tune.tuning import Tuning
 
 
 @task(name="sample", task_run_name="sample-{name}", cache_policy=NO_CACHE)

@@ -20,8 +20,8 @@ from prefect.artifacts import (
 )
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler.driver.report import KERNEL_HEADINGS, Report
-from retune.tasks.pages.charts import latency_chart, network_chart
+from retune.compiler.tune.report import KERNEL_HEADINGS, Report
+from retune.tasks.report.charts import latency_chart, network_chart
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler import config
-from retune.compiler.driver.operators import extract
-from retune.compiler.driver.stale import TuningEstimate, estimate
+from retune.compiler.core import config
+from retune.compiler.tune.operators import extract
+from retune.compiler.tune.stale import TuningEstimate, estimate
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.store_url import Place
 from retune.tasks.names import named

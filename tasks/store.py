@@ -11,8 +11,8 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler.features import FEATURE_VERSION
 from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.model.features import FEATURE_VERSION
 from retune.storage.artifacts import ArtifactStore, content_key
 from retune.storage.checkpoints import CheckpointStore
 from retune.storage.compaction import Compaction, Retention, compact

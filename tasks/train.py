@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler.cost_model import TrainingBatch
-from retune.compiler.cost_model.training_data import batches_from_bytes, batches_to_bytes
-from retune.compiler.driver.extract import Extracted
-from retune.compiler.driver.train import TrainedModel, train_model
-from retune.compiler.driver.tuning import RunHeader, Tuning, begin
-from retune.compiler.errors import StoreError
-from retune.compiler.features import FEATURE_VERSION
+from retune.compiler.core.errors import StoreError
+from retune.compiler.core.options import SchedulerOptions
 from retune.compiler.measure.record import MeasureRecord
-from retune.compiler.options import SchedulerOptions
+from retune.compiler.model import TrainingBatch
+from retune.compiler.model.features import FEATURE_VERSION
+from retune.compiler.model.training_data import batches_from_bytes, batches_to_bytes
 from retune.compiler.schedule.task import SearchTask
+from retune.compiler.tune.extract import Extracted
+from retune.compiler.tune.train import TrainedModel, train_model
+from retune.compiler.tune.tuning import RunHeader, Tuning, begin
 from retune.storage.checkpoints import CheckpointStore
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger

@@ -6,19 +6,19 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler.driver.limits import MachineLimits
-from retune.compiler.driver.report import Comparison
-from retune.compiler.driver.winners import Confirmation, TimedPrograms, confirm_fastest, time_again
-from retune.compiler.driver.worker_service import DeviceFacts, compare_on_device, limits_of_device
 from retune.compiler.frontend.network import network_bytes
-from retune.compiler.measure.device_lock import device_key, device_lock
+from retune.compiler.measure.processes.device_lock import device_key, device_lock
+from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.measure.record import BestProgram
-from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.schedule.task import SearchTask
-from retune.tasks.engines import FlowEngine
+from retune.compiler.tune.limits import MachineLimits
+from retune.compiler.tune.report import Comparison
+from retune.compiler.tune.winners import Confirmation, TimedPrograms, confirm_fastest, time_again
+from retune.compiler.tune.worker_service import DeviceFacts, compare_on_device, limits_of_device
+from retune.tasks.fleet.engines import FlowEngine
+from retune.tasks.fleet.plan import FleetPlan
+from retune.tasks.fleet.workers import Workers
 from retune.tasks.names import named
-from retune.tasks.plan import FleetPlan
-from retune.tasks.workers import Workers
 
 
 @task(name="time-again", task_run_name="time-again-{name}", cache_policy=NO_CACHE)
@@ -59,7 +59,7 @@ def verify(
         return compare_on_device(FlowEngine(plan=plan), plan.device, compiled, network_bytes(network), threads, seed)
     with device_lock(device_key(gpu)), WorkerProcess() as worker:
         # A fresh process: a network that crashes ends it alone, and no thread of the run disturbs the timing.
-        compare = "retune.compiler.driver.compare:compare_networks"
+        compare = "retune.compiler.tune.compare:compare_networks"
         model = network_bytes(network)
         comparison: Comparison = worker.call(compare, dict(compiled), model, threads, seed, instances)
     return comparison
@@ -69,7 +69,7 @@ def verify(
 def measure_instances(network: str, compiled: Mapping[int, Path], threads: int, seed: int) -> int:
     """How many instances of a network, compiled for each of some numbers of them, do most in a second on this CPU."""
     with device_lock(), WorkerProcess() as worker:
-        choose = "retune.compiler.driver.compare:choose_instances"
+        choose = "retune.compiler.tune.compare:choose_instances"
         instances: int = worker.call(choose, dict(compiled), threads, seed)
     return instances
 
@@ -82,5 +82,5 @@ def limits_of_machine(threads: int, plan: FleetPlan | None = None) -> MachineLim
     if plan is not None:
         return limits_of_device(FlowEngine(plan=plan), plan.device, threads)
     with device_lock(), WorkerProcess() as worker:
-        limits: MachineLimits = worker.call("retune.compiler.driver.limits:measure_limits", threads)
+        limits: MachineLimits = worker.call("retune.compiler.tune.limits:measure_limits", threads)
     return limits

@@ -23,9 +23,9 @@ import pytest
 import typer
 
 from retune import compiler
-from retune.compiler.runtime.cuda import why_not
+from retune.compiler.runtime.cuda.driver import why_not
 from retune.compiler.schedule import workload_registry
-from retune.flows import cli
+from retune.flows.cli import app as cli
 from retune.storage.query import run_query
 from tests.support.flows.command_line import run
 from tests.support.record_samples import write_store
@@ -146,7 +146,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What an example registers is forgotten, but not what our own modules register when they are first imported."""
-    import_module("retune.compiler.driver.operators")
+    import_module("retune.compiler.tune.operators")
     monkeypatch.setattr(workload_registry, "WORKLOAD_FUNC_REGISTRY", dict(workload_registry.WORKLOAD_FUNC_REGISTRY))
     before = set(compiler.list_global_func_names())
     yield

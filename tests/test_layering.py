@@ -1,13 +1,14 @@
 """Imports of every source file: they point down, stand at the top, form no circle, and each dependency has one door.
 
 A string that is the dotted name of one of our modules, alone or with `:name`, counts as an import of it: `importlib`
-loads it, a worker process does (`retune.compiler.measure.worker_main.resolve`), or `python -m` starts it. So it may not
-point upwards. It may not close a circle either, unless the module is the main module of a process, which has imported
-nothing yet. The modules in `retune/` are above all parts, and may name any of them.
+loads it, a worker process does (`retune.compiler.measure.processes.worker_main.resolve`), or `python -m` starts it. So
+it may not point upwards. It may not close a circle either, unless the module is the main module of a process, which
+has imported nothing yet. The modules in `retune/` are above all parts, and may name any of them.
 """
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +31,7 @@ BELOW = {
     "storage": {
         "storage",
         "compiler.measure.record",
-        "compiler.errors",
+        "compiler.core.errors",
         "compiler.runtime.atomic_write",
         "compiler.runtime.kernel_row",
         "compiler.runtime.temporaries",
@@ -40,65 +41,40 @@ BELOW = {
 }
 """What the packages above the compiler may import, by prefix."""
 
-RANK = {
-    "errors": 0,
-    "lazy": 0,
-    "config": 0,
-    "settings": 0,
-    "options": 0,
-    "dtype": 0,
-    "packing": 0,
-    "target": 0,
-    "gpu_facts": 0,
-    "ir": 1,
-    "runtime": 1,
-    "te": 2,
-    "nd": 2,
-    "executor": 2,
-    "graph_executor": 3,
-    "debug_executor": 3,
-    "ops": 3,
-    "schedule": 3,
-    "lower": 4,
-    "codegen": 5,
-    "features": 5,
-    "cost_model": 6,
-    "measure": 6,
-    "search": 7,
-    "graph": 8,
-    "frontend": 9,
-    "driver": 10,
-    "auto_scheduler": 11,
-    "vm": 11,
-    "loading": 12,
-}
-"""The order inside the compiler: a part imports itself and parts of a lower rank, never its own neighbor."""
-
-NEIGHBORS = {
-    ("target", "errors"),
-    ("target", "gpu_facts"),
-    ("dtype", "errors"),
-    ("packing", "errors"),
-    ("settings", "errors"),
-    ("options", "errors"),
-    ("settings", "options"),
-    ("config", "settings"),
-}
-"""Exceptions to that: the exception tree is below everything, and `config` applies what `settings` defines."""
+ROOMS = (
+    "core",
+    "ir",
+    "runtime",
+    "te",
+    "schedule",
+    "model",
+    "ops",
+    "graph",
+    "frontend",
+    "lower",
+    "codegen",
+    "measure",
+    "search",
+    "driver",
+    "vm",
+    "tune",
+    "tvm",
+)
+"""The folders of the compiler from the bottom up: a module imports its own folder and those before it."""
 
 DOORS = {
     "llvmlite": ("compiler/codegen/", "compiler/runtime/loader.py"),
-    "ml_dtypes": ("compiler/dtype.py",),
-    "xgboost": ("compiler/cost_model/xgb.py",),
+    "ml_dtypes": ("compiler/core/dtype.py",),
+    "xgboost": ("compiler/model/boosted_trees.py",),
     "onnx": ("compiler/frontend/",),
-    "onnxruntime": ("compiler/driver/onnx_runtime.py",),
-    "openvino": ("compiler/driver/openvino.py",),
+    "onnxruntime": ("compiler/tune/onnx_runtime.py",),
+    "openvino": ("compiler/tune/openvino.py",),
     "pyarrow": ("storage/",),
     "duckdb": ("storage/",),
     "fsspec": ("storage/object_store.py",),
     "prefect": ("tasks/", "flows/"),
     "ctypes": ("compiler/runtime/",),
-    "tvm_ffi": ("compiler/runtime/ffi.py",),
+    "tvm_ffi": ("compiler/runtime/ffi/ffi.py",),
     "rich": ("flows/",),
     "typer": ("flows/",),
 }
@@ -106,9 +82,9 @@ DOORS = {
 
 
 RESOLVERS = {
-    "compiler/lazy.py": "public names of packages, by the tables beside them",
-    "compiler/measure/worker_main.py": "functions by the paths that requests name, each of them a checked string",
-    "compiler/driver/operators.py": "modules of users, which register operators",
+    "compiler/core/lazy.py": "public names of packages, by the tables beside them",
+    "compiler/measure/processes/worker_main.py": "functions by the paths of requests, each a checked string",
+    "compiler/tune/operators.py": "modules of users, which register operators",
 }
 """Files that load modules by names that they compute."""
 
@@ -140,7 +116,7 @@ class Import:
             return True
         if here in (there, "__init__"):
             return False
-        return there == "" or (RANK[there] >= RANK[here] and (here, there) not in NEIGHBORS)
+        return there == "" or ROOMS.index(there) > ROOMS.index(here)
 
 
 @cache
@@ -281,9 +257,15 @@ def _part(text: str) -> str:
     return words[1] if len(words) > 1 else ""
 
 
-def test_every_part_of_the_compiler_has_a_rank() -> None:
+def test_every_part_of_the_compiler_is_a_room() -> None:
     parts = {_part(path.relative_to(ROOT).as_posix()) for path in (ROOT / "compiler").rglob("*.py")} - {"__init__"}
-    assert parts <= set(RANK)
+    assert parts == set(ROOMS)
+
+
+def test_no_folder_is_flat() -> None:
+    """So that a reader finds a module by the folders."""
+    counts = Counter(path.rpartition("/")[0] for path in _paths() if not path.endswith("__init__.py"))
+    assert [folder for folder, count in counts.items() if count > 25] == []
 
 
 def test_imports_point_down() -> None:
@@ -297,14 +279,14 @@ def test_strings_that_name_modules_point_down() -> None:
 @pytest.mark.parametrize(
     ("path", "text", "is_upward"),
     [
-        ("compiler/auto_scheduler/remote.py", '_COURIER = "retune.tasks.rpc:prefect_courier"', True),
+        ("compiler/tvm/auto_scheduler/remote.py", '_COURIER = "retune.tasks.rpc:prefect_courier"', True),
         ("compiler/measure/builder.py", 'worker.call("retune.compiler.driver.build:build")', True),
         ("compiler/measure/builder.py", 'worker.call("retune.compiler.codegen.build:build_kernel")', False),
         ("storage/base.py", 'importlib.import_module("retune.tasks.store")', True),
         ("tasks/verify.py", 'importlib.import_module("retune.storage")', False),
-        ("compiler/driver/extract.py", '["-m", "retune.flows.reaper"]', True),
+        ("compiler/tune/extract.py", '["-m", "retune.flows.server.reaper"]', True),
         ("compiler/runtime/__init__.py", 'importlib.import_module("retune.compiler").load_module', True),
-        ("compiler/runtime/loader.py", '__import__("retune.compiler.driver")', True),
+        ("compiler/runtime/loader.py", '__import__("retune.compiler.tune")', True),
         ("compiler/runtime/loader.py", 'import_module("retune").load', True),
         ("compiler/runtime/loader.py", 'import_module(f"retune.{part}")', True),
         ("tasks/verify.py", 'importlib.import_module("retune.network")', True),
@@ -324,10 +306,10 @@ def test_a_running_machine_names_the_front_end_once() -> None:
     """For regions that have no symbolic graph for the shapes at hand, by a string."""
     compilers = {"compiler/vm/compiler.py", "compiler/vm/executor.py"}
     named = [each for each in (*imports(), *strings()) if each.module.startswith("compiler.frontend")]
-    places = {each.path for each in named if each.path.startswith(("compiler/vm/", "compiler/executor/"))}
+    places = {each.path for each in named if each.path.startswith(("compiler/vm/", "compiler/runtime/executor/"))}
     assert places - compilers == {"compiler/vm/saved_program.py"}
     assert [str(each) for each in imports() if each.path == "compiler/vm/saved_program.py" and each in named] == []
-    ops = ("compiler/graph/", "compiler/ops/", "compiler/executor/", "compiler/runtime/")
+    ops = ("compiler/graph/", "compiler/ops/", "compiler/runtime/executor/", "compiler/runtime/")
     assert [str(each) for each in named if each.path.startswith(ops)] == []
 
 
@@ -345,11 +327,11 @@ def test_modules_are_loaded_by_names_that_can_be_checked() -> None:
 
 
 def test_pages_are_drawn_without_the_workflow_engine() -> None:
-    allowed = ("tasks.pages", "storage", "compiler")
+    allowed = ("tasks.report", "storage", "compiler")
     wrong = [
         str(each)
         for each in imports()
-        if each.path.startswith("tasks/pages/")
+        if each.path.startswith("tasks/report/")
         and (_top(each.module) == "prefect" or (_top(each.module) in PACKAGES and not each.module.startswith(allowed)))
     ]
     assert wrong == []
@@ -381,7 +363,7 @@ def test_only_the_configuration_reads_the_environment() -> None:
         for node in nodes_of(ROOT / path)
         if isinstance(node, ast.Attribute) and name_of(node) in [f"os.{name}" for name in ENVIRONMENT]
     ]
-    assert [each for each in wrong if not each.startswith("compiler/config.py:")] == []
+    assert [each for each in wrong if not each.startswith("compiler/core/config.py:")] == []
 
 
 def test_only_the_command_line_prints() -> None:
@@ -414,11 +396,11 @@ def test_our_packages_are_imported_as_parts_of_retune(folder: str) -> None:
 
 
 TVM_FORMS = (
-    "compiler/auto_scheduler/",
-    "compiler/executor/debug_module.py",
-    "compiler/executor/graph_module.py",
-    "compiler/runtime/timed_functions.py",
-    "compiler/target.py",
+    "compiler/tvm/auto_scheduler/",
+    "compiler/tvm/debug_module.py",
+    "compiler/tvm/graph_module.py",
+    "compiler/runtime/ffi/timed_functions.py",
+    "compiler/core/target.py",
     "compiler/te/extern.py",
     "compiler/vm/machine.py",
 )
@@ -426,18 +408,18 @@ TVM_FORMS = (
 
 LONG_SIGNATURES = {
     "compiler/driver/compile_network.py compile_graph",
-    "compiler/driver/extract.py __init__",
-    "compiler/executor/timed_executor.py benchmark",
+    "compiler/tune/extract.py __init__",
+    "compiler/runtime/executor/timed_executor.py benchmark",
     "compiler/frontend/zoo/bert.py bert_base",
     "compiler/frontend/zoo/layers.py convolution",
-    "compiler/runtime/cuda_array.py __init__",
+    "compiler/runtime/cuda/array.py __init__",
 }
 """Functions that still have more parameters than seven."""
 
 
 def test_signatures_have_at_most_seven_parameters() -> None:
     """Those of commands are options of the command line."""
-    paths = [path for path in _paths() if not path.startswith((*TVM_FORMS, "flows/commands/"))]
+    paths = [path for path in _paths() if not path.startswith((*TVM_FORMS, "flows/cli/commands/"))]
     found = {f"{path} {name}" for path in paths for name in long_signatures(nodes_of(ROOT / path))}
     assert found <= LONG_SIGNATURES
     assert list(long_signatures(ast.walk(ast.parse("def f(self, a, b, c, d, e, /, f, *, g): ...")))) == []

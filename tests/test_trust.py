@@ -30,21 +30,21 @@ from prefect import Flow, Task
 from prefect.settings import PREFECT_SERVER_API_HOST
 
 from retune import flows, tasks
-from retune.compiler.cost_model.training_data import batches_from_bytes
-from retune.compiler.cost_model.xgb import XGBModel
-from retune.compiler.driver.worker_service import serve
-from retune.compiler.errors import MeasureError, RetuneError
-from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.executor.params import load_param_dict
-from retune.compiler.executor.shared_library import load_shared_library
+from retune.compiler.core.errors import MeasureError, RetuneError
 from retune.compiler.frontend.network import load_network
-from retune.compiler.measure.device_lock import lock_name
-from retune.compiler.measure.fleet import BUILD
-from retune.compiler.measure.log import read_log
-from retune.compiler.measure.wire import from_bytes
-from retune.compiler.runtime.module import Module
+from retune.compiler.measure.logs.log import read_log
+from retune.compiler.measure.processes.device_lock import lock_name
+from retune.compiler.measure.remote.fleet import BUILD
+from retune.compiler.measure.remote.wire import from_bytes
+from retune.compiler.model.boosted_trees import XGBModel
+from retune.compiler.model.training_data import batches_from_bytes
+from retune.compiler.runtime.executor.network import CompiledNetwork
+from retune.compiler.runtime.executor.params import load_param_dict
+from retune.compiler.runtime.executor.shared_library import load_shared_library
+from retune.compiler.runtime.ffi.module import Module
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import dump_steps, load_steps
+from retune.compiler.tune.worker_service import serve
 from retune.storage.artifacts import ArtifactStore
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.rounds import rounds_of
@@ -60,7 +60,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("compiler", "storage", "tasks", "flows")
 
 UNPICKLERS = {
-    "compiler/measure/worker_main.py",  # requests of the process that started this one, through a pipe
+    "compiler/measure/processes/worker_main.py",  # requests of the process that started this one, through a pipe
     "compiler/schedule/workload_registry.py",  # TVM's `load_workload_func_registry`, whose files hold functions
 }
 """Who unpickles."""
@@ -257,7 +257,7 @@ def test_results_of_flows_and_tasks_are_not_kept_by_prefect() -> None:
     found = []
     for package in (tasks, flows):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if module.name != "retune.flows.launch":
+            if module.name != "retune.flows.cli.launch":
                 found += [one for one in vars(importlib.import_module(module.name)).values() if is_ours(one)]
     assert len(found) > 20
     assert not [one.name for one in found if one.persist_result or one.result_serializer or one.result_storage]
@@ -320,7 +320,7 @@ def test_workers_of_a_local_dask_cluster_take_no_code_of_the_working_directory(t
     for name in SHADOWS:
         (tmp_path / "work" / f"{name}.py").write_text(f"import os\nos.system('touch {marker}')\nraise ImportError\n")
     script = tmp_path / "retune"  # as pip makes it
-    script.write_text("from retune.flows.launch import main\nmain()\n")
+    script.write_text("from retune.flows.cli.launch import main\nmain()\n")
     command = [sys.executable, str(script), "tune", "mlp", "--trials", "2", "--batch", "2", "--fleet", "dask"]
     done = subprocess.run(
         [*command, "--store", "../state"], cwd=tmp_path / "work", capture_output=True, text=True, check=False,
@@ -368,7 +368,17 @@ def attacked_run(tmp_path: Path, marker: Path, account: str) -> Iterator[Run]:
         os.chown(shared / f"{lock_name()}.lock", pwd.getpwnam(account).pw_uid, -1)
         (shared / f"{lock_name()}.lock").chmod(0o600)
     shared.chmod(0o1777)
-    command = [sys.executable, "-P", "-m", "retune.flows.launch", "retune.flows.cli", "tune", "mlp", "--trials", "8"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "retune.flows.cli.launch",
+        "retune.flows.cli.app",
+        "tune",
+        "mlp",
+        "--trials",
+        "8",
+    ]
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [*command, "--batch", "2", "--store", "../state"], cwd=tmp_path / "work",

@@ -18,7 +18,7 @@ from onnx.reference.op_run import OpRun
 import retune
 from benchmarks.correctness.compare import ROUNDOFF, Arrays, Outcome, judged, nudged, tolerance
 from benchmarks.correctness.onnx_nodes import random_nodes
-from retune.compiler.errors import RetuneError
+from retune.compiler.core.errors import RetuneError
 from tests.support.property.onnx_models import COLUMNS, random_model
 
 Feeds = dict[str, NDArray[Any]]

@@ -24,20 +24,20 @@ from benchmarks.fuzzing.mutations import (
 )
 from benchmarks.graph_json import EntrySpec, GraphJson, Node, Source
 from retune.compiler import te
+from retune.compiler.core.errors import ArtifactError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.modules import build
-from retune.compiler.errors import ArtifactError
-from retune.compiler.executor.graph_module import create
-from retune.compiler.executor.library import Library
-from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.executor.params import load_param_dict, save_param_dict
-from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.frontend.importer import load_model
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.runtime.archive import MANIFEST
-from retune.compiler.runtime.container import load_json, save_json
 from retune.compiler.runtime.device import cpu
-from retune.compiler.runtime.module import Module
-from retune.compiler.target import Target
+from retune.compiler.runtime.executor.library import Library
+from retune.compiler.runtime.executor.network import CompiledNetwork
+from retune.compiler.runtime.executor.params import load_param_dict, save_param_dict
+from retune.compiler.runtime.ffi.container import load_json, save_json
+from retune.compiler.runtime.ffi.module import Module
+from retune.compiler.tvm.graph_module import create
 
 
 def _graphs() -> list[bytes]:

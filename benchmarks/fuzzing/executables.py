@@ -11,7 +11,7 @@ from benchmarks.fuzzing.case import FuzzCase, drawn
 from benchmarks.fuzzing.models import small_models
 from benchmarks.fuzzing.mutations import Mutate, archive_of, mutated_bytes, mutated_json, mutated_members, zip_members
 from retune.compiler import vm
-from retune.compiler.errors import ArtifactError
+from retune.compiler.core.errors import ArtifactError
 from retune.compiler.vm.executable import Executable
 
 

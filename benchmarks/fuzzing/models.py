@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.fuzzing.case import FuzzCase, drawn
 from benchmarks.fuzzing.mutations import mutated_message
-from retune.compiler.errors import ModelError
-from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.core.errors import ModelError
+from retune.compiler.frontend.importer import load_model
 
 _IMPORTS = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
 

@@ -26,18 +26,18 @@ from benchmarks.fuzzing.mutations import (
     zip_members,
 )
 from retune.compiler import te
-from retune.compiler.cost_model.base import TrainingBatch
-from retune.compiler.cost_model.training_data import batches_from_bytes, batches_to_bytes
-from retune.compiler.cost_model.xgb import XGBModel, XGBOptions
+from retune.compiler.core.errors import LogFormatError, ScheduleError, StoreError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.dispatch import ApplyHistoryBest
-from retune.compiler.errors import LogFormatError, ScheduleError, StoreError
-from retune.compiler.features import FEATURE_NAMES
-from retune.compiler.measure.log import LoggedTask, LoggedTrial, from_record, to_record, write_line
+from retune.compiler.measure.logs.log import LoggedTask, LoggedTrial, from_record, to_record, write_line
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.model.base import TrainingBatch
+from retune.compiler.model.boosted_trees import XGBModel, XGBOptions
+from retune.compiler.model.features import FEATURE_NAMES
+from retune.compiler.model.training_data import batches_from_bytes, batches_to_bytes
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Annotate, Reorder, Split, load_steps
-from retune.compiler.target import Target
 from retune.storage.codec import canonical
 from retune.storage.layout import part_folder
 from retune.storage.parquet import ParquetRecordStore

@@ -22,10 +22,10 @@ from benchmarks.zoo.unet import unet
 from benchmarks.zoo.vit import vit_small
 from benchmarks.zoo.whisper import whisper_tiny_encoder, whisper_tiny_step
 from benchmarks.zoo.yolo import yolov8n
-from retune.compiler.driver.extract import ExtractedNetwork, extract_part
+from retune.compiler.core.target import Target
 from retune.compiler.frontend import zoo
-from retune.compiler.frontend.onnx.importer import load_model
-from retune.compiler.target import Target
+from retune.compiler.frontend.importer import load_model
+from retune.compiler.tune.extract import ExtractedNetwork, extract_part
 
 _NETWORKS: Mapping[str, Callable[..., onnx.ModelProto]] = {
     **zoo.NETWORKS,

@@ -5,12 +5,12 @@ infinity. A NaN operand of a maximum or minimum propagates. A shift by the width
 bits. A bfloat16 operation is computed in float32 and rounded once.
 """
 
-from retune.compiler.codegen import libdevice
 from retune.compiler.codegen.conversions import cast
+from retune.compiler.codegen.nvidia import libdevice
 from retune.compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
 from retune.compiler.codegen.values import Emit, Value
 from retune.compiler.codegen.vector_builder import VectorBuilder
-from retune.compiler.dtype import BFLOAT16
+from retune.compiler.core.dtype import BFLOAT16
 from retune.compiler.ir.operators import BITWISE, COMPARISONS, LOGICAL, SHIFTS, BinaryOp
 
 _LONG = 64

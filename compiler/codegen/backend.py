@@ -1,7 +1,8 @@
 """The operations of the compiler that depend on the kind of target: a `Backend` for CPUs and another for GPUs.
 
 `backend_of` alone chooses between them: the parameters of the hardware, the default schedule, how a program becomes a
-kernel, and its stages as text. Plain facts about a kind of target are in `TARGET_KINDS` (`retune.compiler.target`).
+kernel, and its stages as text. Plain facts about a kind of target are in `TARGET_KINDS`
+(`retune.compiler.core.target`).
 """
 
 from collections.abc import Sequence
@@ -9,14 +10,15 @@ from dataclasses import fields, replace
 from typing import Protocol
 
 from retune.compiler.codegen.cpu import assembly, compile_module, describe, function_attributes, vector_bytes
-from retune.compiler.codegen.device_build import build_device_kernel
 from retune.compiler.codegen.dot_instructions import dots_of
 from retune.compiler.codegen.kernel import KernelText, write_kernel
-from retune.compiler.codegen.nvptx import GPU_TRIPLE, check_gpu, ptx, write_device
+from retune.compiler.codegen.nvidia.device_build import build_device_kernel
+from retune.compiler.codegen.nvidia.nvptx import GPU_TRIPLE, check_gpu, ptx, write_device
 from retune.compiler.codegen.table_permute import PERMUTE_BYTES, has_table_permute
-from retune.compiler.config import usable_cpus
-from retune.compiler.errors import LoweringError, refusing_depth
-from retune.compiler.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
+from retune.compiler.core.config import usable_cpus
+from retune.compiler.core.errors import LoweringError, refusing_depth
+from retune.compiler.core.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.ir import trace
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.ir.stmt import LoopFunction
@@ -24,12 +26,11 @@ from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.lower.pipeline import lower
 from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
-from retune.compiler.schedule.default_gpu import default_gpu_steps
+from retune.compiler.schedule.default.cpu import default_steps
+from retune.compiler.schedule.default.gpu import default_gpu_steps
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 
 BASE_VECTOR_BYTES = 16
 """Bytes of the narrowest vector register: NEON's, and a GPU's widest load."""

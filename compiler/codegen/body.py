@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from retune.compiler.codegen.expressions import ExpressionEmitter
 from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, memory_type
 from retune.compiler.codegen.values import LoopCounter, Ramp, Scalar, Storage, Value
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import Buffer, Expr, Load, Var
 from retune.compiler.ir.stmt import (
     Allocate,

@@ -6,7 +6,7 @@ Pure and deterministic: the same steps make the same object code.
 from collections.abc import Sequence
 
 from retune.compiler.codegen.backend import backend_of
-from retune.compiler.errors import OptionError
+from retune.compiler.core.errors import OptionError
 from retune.compiler.ir import trace
 from retune.compiler.ir.stmt import check_function_name
 from retune.compiler.runtime.artifact import KernelArtifact

@@ -6,10 +6,10 @@ Its only argument is an int64 array of shape (RANGES, 2): the address of a first
 
 from functools import lru_cache
 
-from retune.compiler.codegen.c_module import LONG, POINTER, CModule
+from retune.compiler.codegen.abi.c_module import LONG, POINTER, CModule
 from retune.compiler.codegen.cpu import compile_module, describe
+from retune.compiler.core.target import Target
 from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
-from retune.compiler.target import Target
 
 RANGES = 64
 """Most buffers of one call."""

@@ -7,7 +7,7 @@ to nearest even and subnormal numbers are kept.
 
 from retune.compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
 from retune.compiler.codegen.values import Emit, Value
-from retune.compiler.dtype import BFLOAT16
+from retune.compiler.core.dtype import BFLOAT16
 
 
 def cast(emit: Emit, value: Value, dtype: str) -> Value:

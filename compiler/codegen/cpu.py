@@ -11,8 +11,8 @@ from threading import Lock
 
 import llvmlite.binding as llvm
 
-from retune.compiler.errors import LoweringError, TargetError
-from retune.compiler.target import Target
+from retune.compiler.core.errors import LoweringError, TargetError
+from retune.compiler.core.target import Target
 
 
 @lru_cache(maxsize=1)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from retune.compiler.codegen.cpu import assembly, describe
-from retune.compiler.dtype import BFLOAT16
+from retune.compiler.core.dtype import BFLOAT16
+from retune.compiler.core.target import Target
 from retune.compiler.ir.dot import BYTES, Pair
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from retune.compiler.codegen.intrinsics import call_instruction
 from retune.compiler.codegen.types import item_bytes, literal, llvm_type, memory_type
 from retune.compiler.codegen.values import Address, Scalar, Value
 from retune.compiler.codegen.vector_builder import VectorBuilder
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Call, Cast, Const, Dot, Expr, Load, Not, Select, Var
 from retune.compiler.ir.visit import children, parts
 

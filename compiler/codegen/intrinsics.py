@@ -5,15 +5,15 @@ One table maps our names to LLVM's. float32 has its own functions, and 16-bit fl
 
 from collections.abc import Callable, Sequence
 
-from retune.compiler.codegen import libdevice
 from retune.compiler.codegen.conversions import cast
+from retune.compiler.codegen.nvidia import libdevice
 from retune.compiler.codegen.types import intrinsic_suffix, is_float, literal, llvm_type
 from retune.compiler.codegen.values import Emit, Value
 from retune.compiler.codegen.vector_builder import VectorBuilder
 from retune.compiler.codegen.vector_math import erf, exp, exp_by_permute, log, tanh
 from retune.compiler.codegen.vector_pow import pow
-from retune.compiler.dtype import BFLOAT16
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.dtype import BFLOAT16
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import LIBRARY_BINARY, LIBRARY_UNARY
 
 _INTRINSICS = {

@@ -14,7 +14,7 @@ from retune.compiler.codegen.body import BodyEmitter
 from retune.compiler.codegen.dot_instructions import DotInstruction
 from retune.compiler.codegen.intrinsics import DECLARATIONS
 from retune.compiler.codegen.work import is_worth_threads
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.dot import Pair
 from retune.compiler.ir.expr import Buffer
 from retune.compiler.ir.stmt import Block, For, Invoke, LoopFunction, LoopKind, Stmt

@@ -11,7 +11,7 @@ from retune.compiler.codegen.conversions import cast
 from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, literal, llvm_type, memory_type
 from retune.compiler.codegen.values import Address, LoopCounter, Ramp, Scalar, Storage, Value
 from retune.compiler.codegen.writer import FunctionWriter
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.affine import IndexForm, flat_index
 from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Buffer, Const, Expr, Load, Var
 from retune.compiler.ir.stmt import Stmt

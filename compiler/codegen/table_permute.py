@@ -6,7 +6,7 @@ It compiles a small function that LLVM lowers to these instructions where they e
 from functools import lru_cache
 
 from retune.compiler.codegen.cpu import assembly, describe, function_attributes
-from retune.compiler.target import Target
+from retune.compiler.core.target import Target
 
 _PROBE = """
 define <16 x float> @probe(<16 x float> %a, <16 x i32> %b) ATTRIBUTES {

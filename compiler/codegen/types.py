@@ -8,11 +8,11 @@ import struct
 
 import numpy as np
 
-from retune.compiler.dtype import BFLOAT16, HALVES
-from retune.compiler.dtype import is_float as is_float
-from retune.compiler.dtype import is_unsigned as is_unsigned
-from retune.compiler.dtype import item_bytes as item_bytes
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.dtype import BFLOAT16, HALVES
+from retune.compiler.core.dtype import is_float as is_float
+from retune.compiler.core.dtype import is_unsigned as is_unsigned
+from retune.compiler.core.dtype import item_bytes as item_bytes
+from retune.compiler.core.errors import LoweringError
 
 _SCALARS = {
     "float64": "double",

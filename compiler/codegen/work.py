@@ -1,7 +1,7 @@
 """Estimates the time of a loop, to tell which parallel loops justify starting threads."""
 
 from retune.compiler.codegen.intrinsics import FLOAT32
-from retune.compiler.dtype import item_bytes
+from retune.compiler.core.dtype import item_bytes
 from retune.compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Load
 from retune.compiler.ir.stmt import Allocate, Block, For, If, Let, LoopKind, Stmt, Store
 from retune.compiler.ir.visit import children

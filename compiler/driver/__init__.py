@@ -1,1 +1,1 @@
-"""Compiles, tunes and compares whole networks: puts the graph passes, the search and the measuring together."""
+"""From a task to a kernel, from a network to a file."""

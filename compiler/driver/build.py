@@ -6,15 +6,15 @@ from typing import Protocol
 
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.codegen.build import build_kernel, kernel_source
+from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of, hardware_of_gpu, target_on
-from retune.compiler.runtime.cuda import driver
-from retune.compiler.runtime.cuda_function import CudaFunction
+from retune.compiler.runtime.cuda.driver import driver
+from retune.compiler.runtime.cuda.function import CudaFunction
 from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
 from retune.compiler.te.tensor import Tensor
 
 __all__ = ["Program", "build", "build_kernel", "kernel_source"]

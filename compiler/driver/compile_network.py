@@ -11,26 +11,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from retune.compiler import config
 from retune.compiler.codegen.backend import backend_of, default_steps_of
 from retune.compiler.codegen.build import build_kernel
+from retune.compiler.core import config
+from retune.compiler.core.errors import DefinitionError, LoweringError, ScheduleError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import DispatchContext, is_enabled, is_silent, telling_nothing
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.errors import DefinitionError, LoweringError, ScheduleError
-from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.graph.ir import Graph
-from retune.compiler.graph.partition import Alternative, Partition, partition, with_alternatives
-from retune.compiler.graph.to_plan import to_plan
-from retune.compiler.graph.winograd import winograd_for
+from retune.compiler.graph.partition.partition import Alternative, Partition, partition, with_alternatives
+from retune.compiler.graph.partition.to_plan import to_plan
+from retune.compiler.graph.partition.winograd import winograd_for
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, FITTED_CANDIDATE, TOP_CANDIDATE, BestProgram
 from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
-from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps, steps_of
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
 
 _log = logging.getLogger(__name__)
 

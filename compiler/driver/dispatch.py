@@ -18,15 +18,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
+from retune.compiler.core.errors import LogFormatError, OptionError, ScheduleError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.pass_context import PassContext
-from retune.compiler.errors import LogFormatError, OptionError, ScheduleError
-from retune.compiler.measure.history import best_trial, best_trials, carries_over, distance
-from retune.compiler.measure.log import LoggedTrial, code_target, from_record, read_log
+from retune.compiler.measure.logs.history import best_trial, best_trials, carries_over, distance
+from retune.compiler.measure.logs.log import LoggedTrial, code_target, from_record, read_log
 from retune.compiler.measure.record import BestProgram, MeasureRecord
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State, replay
 from retune.compiler.schedule.steps import dump_steps
-from retune.compiler.target import Target
 
 _log = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ class ApplyHistoryBest(DispatchContext):
     `records` is the path of a log, or of a folder, of which the files are read that end as logs do (`LOG_ENDINGS`); a
     record store; or any sequence of paths, trials and records. `n_lines` limits what is read of each log. With
     `include_compatible` a program of a smaller size serves where none of the size itself is known, if it fits. With
-    `layout` programs that were measured with that layout option come first, see `retune.compiler.measure.history`.
+    `layout` programs that were measured with that layout option come first, see `retune.compiler.measure.logs.history`.
     Raises: LogFormatError when a log cannot be read, or a folder has none.
     """
 

@@ -5,14 +5,14 @@ They say what the target's own instruction set offers, never more, as LLVM itsel
 
 from dataclasses import replace
 
-from retune.compiler import config
 from retune.compiler.codegen.backend import CUDA_HARDWARE, backend_of
-from retune.compiler.codegen.nvptx import check_gpu
-from retune.compiler.codegen.ptxas import assembles
-from retune.compiler.errors import TargetError
-from retune.compiler.gpu_facts import group_tensor_of, runs_code
-from retune.compiler.runtime.cuda_driver import GpuDevice
-from retune.compiler.target import HardwareParams, Target
+from retune.compiler.codegen.nvidia.nvptx import check_gpu
+from retune.compiler.codegen.nvidia.ptxas import assembles
+from retune.compiler.core import config
+from retune.compiler.core.errors import TargetError
+from retune.compiler.core.gpu_facts import group_tensor_of, runs_code
+from retune.compiler.core.target import HardwareParams, Target
+from retune.compiler.runtime.cuda.driver_interface import GpuDevice
 
 
 def hardware_of(target: Target, threads: int) -> HardwareParams:

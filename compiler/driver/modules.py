@@ -8,20 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from retune.compiler.codegen.abi.ffi_entry import entry_code
 from retune.compiler.codegen.backend import backend_of, default_steps_of
 from retune.compiler.codegen.build import build_kernel
-from retune.compiler.codegen.ffi_entry import entry_code
+from retune.compiler.core.errors import DefinitionError, LoweringError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.build import Program
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.errors import DefinitionError, LoweringError
 from retune.compiler.runtime.artifact import KernelArtifact
-from retune.compiler.runtime.module import ENTRY, Module
-from retune.compiler.runtime.module_file import CompiledFunction
+from retune.compiler.runtime.ffi.module import ENTRY, Module
+from retune.compiler.runtime.ffi.module_file import CompiledFunction
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
 from retune.compiler.te.checks import checked_name
 from retune.compiler.te.prim_func import PrimFunc, create_prim_func
 from retune.compiler.te.tensor import Tensor

@@ -6,16 +6,16 @@ Kernels without a record use the default schedule, and one warning lists them al
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import threads_of
 from retune.compiler.driver.network_source import graph_of
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.driver.pass_context import PassContext
-from retune.compiler.executor.library import Library
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.pipeline import NECESSARY, PIPELINE, optimize
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.target import Target
+from retune.compiler.runtime.executor.library import Library
 
 
 def build_network(

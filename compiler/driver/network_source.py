@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.errors import ModelFormatError
+from retune.compiler.core.errors import ModelFormatError
+from retune.compiler.frontend.importer import load_model
 from retune.compiler.frontend.network import load_network
-from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.ir import Graph
 from retune.compiler.runtime.artifact import Array
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retune.compiler.codegen.custom_ops import DOMAIN, ENTRY, custom_op, library_objects
-from retune.compiler.errors import ArtifactError, OptionError
-from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.frontend.onnx.offload import CustomNode, OffloadedModel, custom_model, write_model
+from retune.compiler.codegen.abi.custom_ops import DOMAIN, ENTRY, custom_op, library_objects
+from retune.compiler.core.errors import ArtifactError, OptionError
+from retune.compiler.frontend.offload.offload import CustomNode, OffloadedModel, custom_model, write_model
 from retune.compiler.graph.ir import Value
 from retune.compiler.runtime.atomic_write import atomic_write
-from retune.compiler.runtime.linking import LINKERS, link_objects
+from retune.compiler.runtime.executor.network import CompiledNetwork
+from retune.compiler.runtime.ffi.linking import LINKERS, link_objects
 
 _SUFFIX = ".onnx"
 # By their sonames: libm.so itself comes with a package for developers.

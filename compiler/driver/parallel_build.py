@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Sequence
 
-from retune.compiler.config import usable_cpus
+from retune.compiler.core.config import usable_cpus
 from retune.compiler.driver.compile_network import BUILD_ERRORS, BuildError, ChosenProgram, build_in_process
 from retune.compiler.ir import trace
-from retune.compiler.measure.worker_pool import WorkerPool
-from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.measure.processes.worker_pool import WorkerPool
+from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.runtime.artifact import KernelArtifact
 
 _log = logging.getLogger(__name__)

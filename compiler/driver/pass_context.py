@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from retune.compiler.errors import OptionError, PassOptionError
+from retune.compiler.core.errors import OptionError, PassOptionError
 
 USE_AUTO_SCHEDULER = "use_auto_scheduler"
 """Whether dispatch contexts are asked for programs; where nothing is said, they are once a context was entered."""

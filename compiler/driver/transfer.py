@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.schedule.steps import Step, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.rules import SketchContext
 from retune.compiler.search.sketch import derive_sketches, rules_of
-from retune.compiler.search.sketch_rules import SketchContext
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import spaces_of
 from retune.compiler.search.transfer import k_nearest, refitted

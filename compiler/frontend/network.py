@@ -6,12 +6,12 @@ from pathlib import Path
 
 import onnx
 
-from retune.compiler.errors import ModelFormatError
+from retune.compiler.core.errors import ModelFormatError
 from retune.compiler.frontend import zoo
-from retune.compiler.frontend.onnx.importer import Constants, load_model
-from retune.compiler.frontend.onnx.model_file import read_model
-from retune.compiler.frontend.onnx.offload import OffloadedModel, offload_model
-from retune.compiler.frontend.onnx.program import Dimensions, load_program
+from retune.compiler.frontend.importer import Constants, load_model
+from retune.compiler.frontend.model_file import read_model
+from retune.compiler.frontend.offload.offload import OffloadedModel, offload_model
+from retune.compiler.frontend.program import Dimensions, load_program
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.program import Program
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
-from retune.compiler.graph.memoize import memoized
+from retune.compiler.graph.partition.memoize import memoized
 from retune.compiler.graph.verify import call_of, infer_value
 from retune.compiler.ir.dims import Dim, integers
 from retune.compiler.ops import OPS, FusionKind

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from retune.compiler import ops
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.ir import Array, Graph, Node, Value
 from retune.compiler.graph.verify import call_of
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.dtype import item_bytes
-from retune.compiler.errors import ArtifactError, RetuneError
+from retune.compiler.core.dtype import item_bytes
+from retune.compiler.core.errors import ArtifactError, RetuneError
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from retune.compiler.graph.verify import verify
 from retune.compiler.ir.dims import dim_from_json, dim_to_json

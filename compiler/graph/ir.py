@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from retune.compiler.dtype import item_bytes
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.dtype import item_bytes
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ops.op import Array, Attribute, Attributed
 
 __all__ = ["Array", "Attribute", "Graph", "Node", "Value"]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.passes.channels_last import ChannelsLast
 from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressions
@@ -15,10 +15,10 @@ from retune.compiler.graph.passes.move_rows import MoveRows
 from retune.compiler.graph.passes.pad_rows import PadRows
 from retune.compiler.graph.passes.padding_taps import DropPaddingTaps
 from retune.compiler.graph.passes.quantized import Quantized
-from retune.compiler.graph.passes.recognize import Recognize
 from retune.compiler.graph.passes.resample_later import ResampleLater
+from retune.compiler.graph.passes.rules.recognize import Recognize
+from retune.compiler.graph.passes.rules.simplify import SETTLING_RULES, Simplify
 from retune.compiler.graph.passes.scale_weights import ScaleWeights
-from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 from retune.compiler.graph.passes.slice_weights import SliceWeights
 from retune.compiler.graph.passes.subpixel_conv import SubpixelConv
 from retune.compiler.graph.passes.transposed_products import TransposedProducts

@@ -15,7 +15,7 @@ Functions are closed: outside values of a branch or a loop body are arguments.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.ir import Array, Graph, Value
 from retune.compiler.graph.region import GraphRegion, Param, Region
 

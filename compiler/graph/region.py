@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from retune.compiler.errors import ShapeMismatchError
+from retune.compiler.core.errors import ShapeMismatchError
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.graph_bytes import graph_from_bytes, graph_to_bytes
 from retune.compiler.graph.ir import Array, Graph

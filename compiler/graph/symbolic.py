@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retune.compiler import ops
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.builder import KEPT, GraphBuilder
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from retune.compiler import ops
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.ir import Graph, Node, Value
 from retune.compiler.ops import OpCall
 

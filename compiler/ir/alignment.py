@@ -6,7 +6,7 @@ The indices alone prove it, whatever the values of the variables; an unknown ter
 from collections.abc import Callable
 from math import gcd
 
-from retune.compiler.dtype import item_bytes
+from retune.compiler.core.dtype import item_bytes
 from retune.compiler.ir.affine import IndexForm, flat_index
 from retune.compiler.ir.expr import Buffer, Expr, Var
 from retune.compiler.ir.simplify import divisor

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 
 if TYPE_CHECKING:
     _Integer = int  # what computes with extents is typed for ints, and takes a `Dim` as well

@@ -23,9 +23,9 @@ from typing import Union
 
 import numpy as np
 
-from retune.compiler.dtype import is_float as is_float
-from retune.compiler.dtype import item_bytes, number_type, promoted
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.dtype import is_float as is_float
+from retune.compiler.core.dtype import item_bytes, number_type, promoted
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.operators import BITWISE, BOOL_MEANING, FOLD, SHIFTS, SYMBOLS, wrap_integer
 from retune.compiler.ir.operators import BOOL as BOOL
 from retune.compiler.ir.operators import COMPARISONS as COMPARISONS

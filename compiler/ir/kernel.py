@@ -8,7 +8,7 @@ Kernels run one after another; each sees the writes of earlier kernels.
 from dataclasses import dataclass
 from math import prod
 
-from retune.compiler.gpu_facts import STATIC_SHARED
+from retune.compiler.core.gpu_facts import STATIC_SHARED
 from retune.compiler.ir.alignment import VECTOR_BYTES, start_alignment
 from retune.compiler.ir.expr import Buffer, Var
 from retune.compiler.ir.interval import Ranges

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retune.compiler.dtype import HALVES
+from retune.compiler.core.dtype import HALVES
 from retune.compiler.ir.expr import BinaryOp, is_float
 
 Array = NDArray[Any]

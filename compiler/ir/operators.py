@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from retune.compiler.dtype import item_bytes
+from retune.compiler.core.dtype import item_bytes
 
 INDEX = "int64"
 BOOL = "bool"

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
+from retune.compiler.core.packing import Packing
 from retune.compiler.ir.expr import Buffer, Const, Expr, Var
 from retune.compiler.ir.interval import Ranges
 from retune.compiler.ir.tensor_core import TENSOR_STMTS, TensorStmt
 from retune.compiler.ir.tensor_core import Together as Together
-from retune.compiler.packing import Packing
 
 
 class LoopKind(StrEnum):

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
-from retune.compiler.dtype import BFLOAT16, item_bytes
+from retune.compiler.core.dtype import BFLOAT16, item_bytes
 from retune.compiler.ir.expr import BOOL, Buffer, Const, Expr
 
 WARP = 32

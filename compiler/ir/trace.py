@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from retune.compiler import config
+from retune.compiler.core import config
 
 STEPS, LOOPS, PASSES, CODE = 1, 2, 3, 4
 """Levels of RETUNE_DEBUG. Each one prints more: the steps of every kernel and the passes of every graph; the loop IR

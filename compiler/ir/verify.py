@@ -8,7 +8,7 @@ allocation; extents are positive; conditions are bools; functions are called out
 may be empty; registers are accessed within their buffer whatever the variables; only matrices of halves are transposed.
 """
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.expr import BOOL, Buffer, Dot, Expr, Load, Var
 from retune.compiler.ir.interval import Ranges, limits

@@ -10,7 +10,7 @@ from itertools import chain
 from types import UnionType
 from typing import Any, TypeVar, get_args
 
-from retune.compiler.dtype import HALVES
+from retune.compiler.core.dtype import HALVES
 from retune.compiler.ir.expr import Binary, BinaryOp, Call, Cast, Const, Expr, Var, binary, cast
 
 Node = TypeVar("Node", bound=Expr)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 from typing import ClassVar
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import Buffer, Expr, Load, Var, as_expr, cast, const
 from retune.compiler.ir.rewrite import allocate
 from retune.compiler.ir.stmt import Allocate, Invoke, LoopFunction, LoopKind, Stmt, block

@@ -8,13 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from retune.compiler.core.packing import Packing
 from retune.compiler.ir.expr import Expr, const
 from retune.compiler.ir.visit import transform
 from retune.compiler.lower.build_loops import build_loops
 from retune.compiler.lower.passes import PackConstants, SimplifyIndices
-from retune.compiler.packing import Packing
 from retune.compiler.schedule.dag import ComputeDAG, Node
-from retune.compiler.schedule.layout import Digit, Digits, LayoutRewriteOption, digit_values, index_values, layout_text
+from retune.compiler.schedule.default.layout import (
+    Digit,
+    Digits,
+    LayoutRewriteOption,
+    digit_values,
+    index_values,
+    layout_text,
+)
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, CacheRead, CacheWrite, ComputeAt, Fuse, Rfactor, Step
 from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp, Operation, PlaceholderOp, Tensor, TensorRead

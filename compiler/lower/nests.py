@@ -6,7 +6,7 @@ Loops of one iteration are left out where nothing is bound to them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import Binary, Buffer, Expr, Load, Var, cast
 from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, For, If, Let, LoopKind, Stmt, Store, block
 from retune.compiler.schedule.linear import LoopKey

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection
 
-from retune.compiler import config
+from retune.compiler.core import config
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir import trace
 from retune.compiler.ir.dot import Pair
 from retune.compiler.ir.stmt import LoopFunction
@@ -25,9 +26,8 @@ from retune.compiler.lower.passes import (
     VectorizePlain,
     VectorReductions,
 )
-from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import State
-from retune.compiler.target import HardwareParams
 
 _PACKING: dict[LayoutRewriteOption, tuple[LoopPass, ...]] = {
     LayoutRewriteOption.NO_REWRITE: (),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.reference_kernel import ReferenceKernel
-from retune.compiler.runtime.contention import ContentionMeter
+from retune.compiler.runtime.threads.contention import ContentionMeter
 from retune.compiler.runtime.timing import time_calls
 
 _PROBES = 2

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from retune.compiler.errors import MeasureError
-from retune.compiler.measure.worker_process import WorkerFailedError
+from retune.compiler.core.errors import MeasureError
+from retune.compiler.measure.processes.worker_process import WorkerFailedError
 
 Result = TypeVar("Result")
 

@@ -6,10 +6,10 @@ kernel is LLVM text, compiled by Retune's own back end.
 
 from retune.compiler.codegen.backend import backend_of
 from retune.compiler.codegen.cpu import compile_module, function_attributes
+from retune.compiler.core.target import Target
 from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.loader import BoundKernel, load_kernels
-from retune.compiler.target import Target
 
 UNROLL = 8
 """Vectors an iteration: independent, so that many accesses are in flight."""

@@ -10,18 +10,18 @@ from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Self
 
-from retune.compiler.config import usable_cpus
-from retune.compiler.errors import NotYetError, OptionError
+from retune.compiler.core.config import usable_cpus
+from retune.compiler.core.errors import NotYetError, OptionError
 from retune.compiler.measure.attribution import collect
+from retune.compiler.measure.processes.worker_pool import WorkerPool
+from retune.compiler.measure.processes.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import BuiltProgram
-from retune.compiler.measure.worker_pool import WorkerPool
-from retune.compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 
-_WORKER = "retune.compiler.measure.build_worker"
+_WORKER = "retune.compiler.measure.processes.build_worker"
 _DEFAULT = "retune.compiler.codegen.build:build_kernel"
 # A fresh process every 2,000 programs bounds the compiler's leaks (TVM issue 11096), at the price of one import.
 _USES_PER_WORKER = 2000
@@ -58,7 +58,7 @@ class LocalBuilder:
         self.build_func = _path_of(build_func)
         # As many as there are CPUs outside the lane; a build on the lane would disturb a timing.
         self.n_steady = min(self.n_parallel, len(other_cpus))
-        initializer = "retune.compiler.runtime.affinity:bind_process"
+        initializer = "retune.compiler.runtime.threads.affinity:bind_process"
         bound = [
             WorkerProcess(initializer, (other_cpus if lane else (),), _USES_PER_WORKER) for _ in range(self.n_steady)
         ]

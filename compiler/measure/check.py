@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retune.compiler.dtype import HALVES, accumulated, epsilon, is_float
+from retune.compiler.core.dtype import HALVES, accumulated, epsilon, is_float
 from retune.compiler.ir.expr import Binary, Call, Cast
 from retune.compiler.ir.visit import parts
 from retune.compiler.runtime.artifact import ArgSpec, Array

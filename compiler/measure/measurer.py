@@ -11,9 +11,9 @@ from itertools import islice
 from typing import Protocol, Self
 
 from retune.compiler.measure.builder import LocalBuilder
-from retune.compiler.measure.cuda_runner import CudaRunner
-from retune.compiler.measure.fleet import FleetRunner
 from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.processes.cuda_runner import CudaRunner
+from retune.compiler.measure.remote.fleet import FleetRunner
 from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.schedule.steps import Step

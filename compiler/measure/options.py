@@ -5,7 +5,7 @@ import math
 from dataclasses import asdict, dataclass
 from numbers import Real
 
-from retune.compiler.errors import OptionError
+from retune.compiler.core.errors import OptionError
 
 _NUMBERS = (
     "build_timeout_s",

@@ -8,11 +8,11 @@ from functools import cache
 
 from retune.compiler.codegen.backend import backend_of
 from retune.compiler.codegen.cpu import compile_module, function_attributes
+from retune.compiler.core.target import Target
 from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.loader import BoundKernel, load_kernels
 from retune.compiler.runtime.sequence import KernelSequence
-from retune.compiler.target import Target
 
 ACCUMULATORS = 12
 """Independent chains: more than latency times throughput of any known CPU, fewer than the 16 registers of AVX2."""

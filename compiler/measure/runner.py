@@ -8,24 +8,24 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-from retune.compiler.config import usable_cpus
-from retune.compiler.errors import DeviceError, MeasureError, OptionError, RetuneError
+from retune.compiler.core.config import usable_cpus
+from retune.compiler.core.errors import DeviceError, MeasureError, OptionError, RetuneError
 from retune.compiler.measure.attribution import collect
 from retune.compiler.measure.check import roundings_of
 from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.processes.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import BuiltProgram, Measurement, describe, in_order
 from retune.compiler.measure.task_buffers import TaskSetup
 from retune.compiler.measure.task_inputs import revision, special_inputs
-from retune.compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
-from retune.compiler.runtime.affinity import choose_cpus, openmp_environment
 from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.threads.affinity import choose_cpus, openmp_environment
 from retune.compiler.schedule.contraction import has_tf32_products
 from retune.compiler.schedule.task import SearchTask
 
 _LOG = logging.getLogger(__name__)
 
-_BUILD_REFERENCE = "retune.compiler.measure.build_worker:build_reference"
+_BUILD_REFERENCE = "retune.compiler.measure.processes.build_worker:build_reference"
 # Filling buffers and one run of the default schedule: far more than a candidate may take, since nothing is tuned yet.
 _PREPARE_SECONDS = 120.0
 # Bounds the leaks of loading thousands of kernels.
@@ -40,7 +40,7 @@ class LocalRunner:
     (dag, hardware) -> steps.
     """
 
-    worker = "retune.compiler.measure.run_worker"
+    worker = "retune.compiler.measure.processes.run_worker"
     """The module of the functions that the worker process runs."""
     uses_threads = True
     """Whether kernels run on CPUs, so that builds must not disturb them."""
@@ -50,7 +50,7 @@ class LocalRunner:
         options: MeasureOptions | None = None,
         *,
         build_func: str = "retune.compiler.codegen.build:build_kernel",
-        reference_steps: str = "retune.compiler.schedule.default:reference_steps",
+        reference_steps: str = "retune.compiler.schedule.default.cpu:reference_steps",
     ) -> None:
         self.options = options or MeasureOptions(threads=len(usable_cpus()))
         self._reference_recipe = (build_func, reference_steps)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from retune.compiler.codegen.cache_flush import LINE, RANGES, flush_kernel
-from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.core.errors import ArtifactError, OptionError
+from retune.compiler.core.packing import most_padded
 from retune.compiler.measure.check import Expected, poison, random_input
-from retune.compiler.packing import most_padded
 from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array, KernelArtifact
 from retune.compiler.runtime.buffers import CANARY, FencedArray, aligned_array
 from retune.compiler.runtime.loader import BoundKernel, load_kernels
-from retune.compiler.runtime.machine import last_cache_bytes, require_memory
+from retune.compiler.runtime.threads.machine import last_cache_bytes, require_memory
 
 # Reading /proc/meminfo costs more than allocating less than this.
 _LARGE = 64 << 20

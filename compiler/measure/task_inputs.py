@@ -16,10 +16,10 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from retune.compiler import config
-from retune.compiler.errors import OptionError
+from retune.compiler.core import config
+from retune.compiler.core.errors import OptionError
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.runtime.registry import registration
+from retune.compiler.runtime.ffi.registry import registration
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.te.tensor import Tensor
 

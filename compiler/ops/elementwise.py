@@ -7,7 +7,7 @@ from typing import cast as as_type
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.dtype import is_float, is_unsigned, item_bytes
+from retune.compiler.core.dtype import is_float, is_unsigned, item_bytes
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Operand, Shape, broadcast_shapes, element
 from retune.compiler.te.tensor import Tensor

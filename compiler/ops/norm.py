@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.dtype import accumulated
+from retune.compiler.core.dtype import accumulated
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, widened
 from retune.compiler.te.tensor import Axis, Tensor

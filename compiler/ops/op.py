@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retune.compiler import te
-from retune.compiler.dtype import accumulated
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.dtype import accumulated
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.dims import Dim
 from retune.compiler.ir.expr import Const, Expr
 from retune.compiler.te.tensor import Axis, Tensor

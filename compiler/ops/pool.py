@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.dtype import accumulated, is_float
+from retune.compiler.core.dtype import accumulated, is_float
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.conv import (
     channels_last,

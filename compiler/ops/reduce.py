@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.dtype import accumulated, is_float, item_bytes
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.dtype import accumulated, is_float, item_bytes
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, widened
 from retune.compiler.te.tensor import Axis, Reduce, Tensor

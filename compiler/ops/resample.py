@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.dtype import is_float
+from retune.compiler.core.dtype import is_float
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.indexing import inside, inside_array
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, widened

@@ -22,7 +22,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from retune.compiler import te
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.conv import window_extent, zero_padded
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, summed_product, widened

@@ -1,15 +1,15 @@
 """The public names of the runtime, each loaded on first use.
 
-Most of them load the TVM FFI, see `retune.compiler.runtime.ffi`.
+Most of them load the TVM FFI, see `retune.compiler.runtime.ffi.ffi`.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from retune.compiler.lazy import lazy
+from retune.compiler.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from retune.compiler.runtime.container import (
+    from retune.compiler.runtime.ffi.container import (
         Array,
         Map,
         assert_structural_equal,
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
         save_json,
         structural_equal,
     )
-    from retune.compiler.runtime.ffi import NDArray
-    from retune.compiler.runtime.module import Module
-    from retune.compiler.runtime.packed_func import PackedFunc, convert, object_use_count
+    from retune.compiler.runtime.ffi.ffi import NDArray
+    from retune.compiler.runtime.ffi.module import Module
+    from retune.compiler.runtime.ffi.packed_func import PackedFunc, convert, object_use_count
     from retune.compiler.runtime.timing import BenchmarkResult
 
 __all__ = [
@@ -45,10 +45,10 @@ load_module: Callable[..., Any]
 __getattr__ = lazy(
     __name__,
     {
-        "container": "Array Map assert_structural_equal load_json save_json structural_equal",
-        "ffi": "NDArray",
-        "module": "Module",
-        "packed_func": "PackedFunc convert object_use_count",
+        "ffi.container": "Array Map assert_structural_equal load_json save_json structural_equal",
+        "ffi.ffi": "NDArray",
+        "ffi.module": "Module",
+        "ffi.packed_func": "PackedFunc convert object_use_count",
         "timing": "BenchmarkResult",
     },
 )

@@ -35,11 +35,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from retune.compiler.dtype import item_bytes, number_type
-from retune.compiler.errors import ArtifactError, RetuneError
+from retune.compiler.core.dtype import item_bytes, number_type
+from retune.compiler.core.errors import ArtifactError, RetuneError
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.atomic_write import atomic_write
-from retune.compiler.runtime.machine import require_memory
+from retune.compiler.runtime.threads.machine import require_memory
 
 FORMAT_VERSION = 1
 MANIFEST = "archive.json"

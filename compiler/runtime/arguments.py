@@ -9,7 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
-from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.core.errors import ArtifactError, OptionError
 from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array
 
 Buffer = Array | int

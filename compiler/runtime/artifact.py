@@ -9,9 +9,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from retune.compiler.dtype import item_bytes
-from retune.compiler.errors import ArtifactError
-from retune.compiler.packing import Packing
+from retune.compiler.core.dtype import item_bytes
+from retune.compiler.core.errors import ArtifactError
+from retune.compiler.core.packing import Packing
 
 Array = NDArray[Any]
 

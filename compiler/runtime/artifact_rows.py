@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from retune.compiler.dtype import number_type
-from retune.compiler.packing import Packing
+from retune.compiler.core.dtype import number_type
+from retune.compiler.core.packing import Packing
 from retune.compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, ExternCall, KernelArtifact, KernelLaunch
 
 

@@ -7,7 +7,7 @@ from errno import EACCES, EINVAL, EISDIR, ENOSYS, ENOTSUP, EPERM
 from pathlib import Path
 from uuid import uuid4
 
-from retune.compiler.errors import ArtifactError
+from retune.compiler.core.errors import ArtifactError
 from retune.compiler.runtime.temporaries import temporary_in
 
 _REFUSALS = (EACCES, EPERM, EINVAL, ENOTSUP, ENOSYS)

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.dtype import item_bytes, number_type
-from retune.compiler.errors import ArtifactError, MeasureError, OptionError
+from retune.compiler.core.dtype import item_bytes, number_type
+from retune.compiler.core.errors import ArtifactError, MeasureError, OptionError
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 
 _PAGE = mmap.PAGESIZE

@@ -4,14 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler import config
-from retune.compiler.errors import ArtifactError
+from retune.compiler.core import config
+from retune.compiler.core.errors import ArtifactError
 from retune.compiler.runtime.arguments import check_count, check_shape
 from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array
 from retune.compiler.runtime.buffers import address, aligned_array, aligned_copy
+from retune.compiler.runtime.ffi.timed_functions import TimedFunctions
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.runtime.sequence import KernelSequence
-from retune.compiler.runtime.timed_functions import TimedFunctions
 
 
 class KernelFunction(TimedFunctions):

@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 
 import llvmlite.binding as llvm
 
-from retune.compiler.errors import ArtifactError
+from retune.compiler.core.errors import ArtifactError
 from retune.compiler.runtime.arguments import Buffer as Buffer
 from retune.compiler.runtime.arguments import address_of, check_count, check_overlap, check_threads
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.buffers import aligned_array
-from retune.compiler.runtime.callback import CallErrors, make_callback
-from retune.compiler.runtime.openmp import openmp_runtime
+from retune.compiler.runtime.ffi.callback import CallErrors, make_callback
+from retune.compiler.runtime.threads.openmp import openmp_runtime
 
 _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
 _SERIAL = itertools.count()
@@ -201,7 +201,7 @@ def load_kernels(artifacts: Sequence[KernelArtifact]) -> LoadedKernels:
 
 
 def load_entry(artifact: KernelArtifact, entry: bytes, symbol: str) -> tuple[int, object]:
-    """The address of a kernel's entry, such as `retune.compiler.codegen.ffi_entry` makes, and the objects that must
+    """The address of a kernel's entry, such as `retune.compiler.codegen.abi.ffi_entry` makes, and the objects that must
     stay alive while it is callable. The entry includes the functions that the kernel calls.
 
     Raises: ArtifactError when the code is damaged, for another machine, or a symbol is missing.
@@ -255,7 +255,7 @@ def _link(artifact: KernelArtifact, callbacks: Mapping[str, int], more: Sequence
     if artifact.device is not None:
         raise ArtifactError(
             f"kernel {artifact.name} is code for {artifact.target}, not for a CPU; a network with it is run by "
-            "retune.compiler.executor.executors.executor_of"
+            "retune.compiler.runtime.executor.executors.executor_of"
         )
     code, ours = artifact.object_code, _machine(Path("/proc/self/exe"))
     if code.startswith(_ELF) and ours and code[_MACHINE] != ours:  # otherwise it would be linked, and then run

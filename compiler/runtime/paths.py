@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from retune.compiler.errors import OptionError
+from retune.compiler.core.errors import OptionError
 
 
 def path_of(path: object) -> Path:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from retune.compiler.runtime import thread_places
 from retune.compiler.runtime.loader import BoundKernel, native_address
+from retune.compiler.runtime.threads import thread_places
 
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32)
 _NAME = "retune_sequence"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retune.compiler.errors import OptionError
+from retune.compiler.core.errors import OptionError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.readable import milliseconds
 

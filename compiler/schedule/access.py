@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from retune.compiler.dtype import accumulated
+from retune.compiler.core.dtype import accumulated
 from retune.compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Select
 from retune.compiler.ir.visit import uses, walk
 from retune.compiler.schedule.dag import ComputeDAG, cached_on_dag

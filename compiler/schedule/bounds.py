@@ -12,10 +12,10 @@ from operator import mul
 
 import numpy as np
 
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.ir.affine import Affine, between
 from retune.compiler.ir.expr import Expr
-from retune.compiler.schedule.fused_parts import FusedPart, final_loops, fixed_with_parts
+from retune.compiler.schedule.default.fused_parts import FusedPart, final_loops, fixed_with_parts
 from retune.compiler.schedule.inlining import inlined_stages, reads_of
 from retune.compiler.schedule.linear import Linear, LoopKey, linearize
 from retune.compiler.schedule.relations import loop_sizes, rejoined, unsplit

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from retune.compiler.dtype import HALVES, item_bytes
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.dtype import HALVES, item_bytes
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Binary, BinaryOp, Cast, Expr, cast, const, select
 from retune.compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, ROWS
 from retune.compiler.ir.visit import substitute, walk

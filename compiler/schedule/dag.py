@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property, wraps
 from typing import Any, TypeVar, cast
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
-from retune.compiler.runtime.registry import find_function
+from retune.compiler.runtime.ffi.registry import find_function
 from retune.compiler.schedule.dag_text import dag_text, fingerprint, shortened
 from retune.compiler.schedule.flops import UNKNOWN, flops_of
 from retune.compiler.schedule.op_order import outputs_in_order, post_order
@@ -21,7 +21,7 @@ from retune.compiler.te.tensor import ComputeOp, Operation, PlaceholderOp, Tenso
 _Analysis = TypeVar("_Analysis", bound=Callable[..., Any])
 
 HASH_FUNCTION = "auto_scheduler.compute_dag.hash_func"
-"""A function registered under this name, see `retune.compiler.runtime.registry`, makes hashes of strings."""
+"""A function registered under this name, see `retune.compiler.runtime.ffi.registry`, makes hashes of strings."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import BinaryOp, Expr, binary, const, select
 from retune.compiler.ir.visit import substitute, transform
 from retune.compiler.schedule.dag import ComputeDAG, Node, cached_on_dag

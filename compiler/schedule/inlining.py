@@ -3,7 +3,7 @@
 It is computed once for all programs of a sketch, whatever their tiles.
 """
 
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.visit import substitute, transform, walk
 from retune.compiler.schedule.counts import OpCounts, count_operations

@@ -11,10 +11,10 @@ The operator is written as if the weight had its usual shape, and its body is re
 from collections.abc import Sequence
 from math import prod
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.visit import transform
-from retune.compiler.schedule.layout import digit_values, parse_layout
+from retune.compiler.schedule.default.layout import digit_values, parse_layout
 from retune.compiler.te.tensor import Axis, ComputeOp, PlaceholderOp, Tensor, TensorRead
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule.state import ANNOTATION_TEXT, Annotation, Iterator, Number, State
 from retune.compiler.schedule.steps import (
     Annotate,

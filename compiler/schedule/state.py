@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import ClassVar, Protocol
 
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.ir.affine import Number as Number
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp, Operation, PlaceholderOp

@@ -6,7 +6,7 @@ It works on one program or a family of them, with a few hundred NumPy calls what
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.schedule.bounds import (
     Loop,
@@ -17,7 +17,7 @@ from retune.compiler.schedule.bounds import (
     infer_stage_bounds,
 )
 from retune.compiler.schedule.counts import OpCounts
-from retune.compiler.schedule.fused_parts import FusedPart, cover_fused_parts
+from retune.compiler.schedule.default.fused_parts import FusedPart, cover_fused_parts
 from retune.compiler.schedule.inlining import counts_of, inlined_stages, reads_of
 from retune.compiler.schedule.linear import Linear, LoopKey, linearize
 from retune.compiler.schedule.relations import buffer_strides

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.runtime.readable import html_table
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.graph_edits import without_free_layouts
-from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.workload_registry import (
     Workload,
     is_registered,
@@ -18,7 +19,6 @@ from retune.compiler.schedule.workload_registry import (
     register_workload_tensors,
     workload_key_to_tensors,
 )
-from retune.compiler.target import HardwareParams, Target
 
 
 @dataclass(frozen=True, slots=True)

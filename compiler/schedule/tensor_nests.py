@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from retune.compiler.dtype import item_bytes
-from retune.compiler.gpu_facts import GpuFacts
+from retune.compiler.core.dtype import item_bytes
+from retune.compiler.core.gpu_facts import GpuFacts
 from retune.compiler.ir.tensor_core import GROUP_WARPS, INSTRUCTIONS, SUM_ELEMENTS, Instruction
 from retune.compiler.schedule.contraction import KIND
 from retune.compiler.schedule.state import Annotation

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from retune.compiler.errors import DuplicateWorkloadError, UnknownWorkloadError, UnregisteredWorkloadError
-from retune.compiler.runtime.registry import register_when_loaded, registration
+from retune.compiler.core.errors import DuplicateWorkloadError, UnknownWorkloadError, UnregisteredWorkloadError
+from retune.compiler.runtime.ffi.registry import register_when_loaded, registration
 from retune.compiler.te.compute import placeholder
 from retune.compiler.te.tensor import Tensor
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
-from retune.compiler.dtype import item_bytes
+from retune.compiler.core.dtype import item_bytes
 from retune.compiler.ir.expr import Const, Select
 from retune.compiler.ir.tensor_core import COPY_BYTES
 from retune.compiler.schedule.access import needs_multi_level_tiling
@@ -18,9 +18,9 @@ from retune.compiler.schedule.inlining import inline_body
 from retune.compiler.schedule.state import Annotation, Attached, IterKind, Root, State, replay
 from retune.compiler.schedule.steps import Annotate, FollowFusedSplit, Fuse, Pipeline, Rfactor, Split, Step, steps_of
 from retune.compiler.search.factorize import prime_factors
-from retune.compiler.search.sketch_rules import SketchContext
-from retune.compiler.search.sketch_rules.base import CPU_SEARCH, GPU_SEARCH
-from retune.compiler.search.sketch_rules.facts import (
+from retune.compiler.search.rules import SketchContext
+from retune.compiler.search.rules.base import CPU_SEARCH, GPU_SEARCH
+from retune.compiler.search.rules.facts import (
     SHARED,
     UNROLL_INNER,
     has_cross_thread_reduction,
@@ -29,7 +29,7 @@ from retune.compiler.search.sketch_rules.facts import (
     outer_space_loops,
     spatial_split_steps,
 )
-from retune.compiler.search.sketch_rules.tensor_core import copies_asynchronously
+from retune.compiler.search.rules.tensor_core import copies_asynchronously
 from retune.compiler.te.tensor import TensorRead
 
 _BLOCK, _VTHREAD, _THREAD = (int(kind) for kind in (Annotation.BLOCK_X, Annotation.VTHREAD, Annotation.THREAD_X))

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.schedule.choices import LoopChoices
-from retune.compiler.schedule.product_tiles import shared_columns
+from retune.compiler.schedule.default.product_tiles import shared_columns
 from retune.compiler.schedule.state import Number
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.search.genome import Mask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.register_tile import held_bytes, register_tile, straight_line, tile_registers
-from retune.compiler.target import HardwareParams
 
 _RESERVED = 8192
 """Bytes of stack left to the code generator for accumulators and spilled registers."""

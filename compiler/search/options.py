@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Self
 
-from retune.compiler.errors import OptionError
+from retune.compiler.core.errors import OptionError
 
 _PARAMETERS = {
     "eps_greedy": "eps_greedy",

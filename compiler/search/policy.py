@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from retune.compiler.cost_model import CostModel, TrainingBatch
+from retune.compiler.model import CostModel, TrainingBatch
 from retune.compiler.schedule.bounds import infer_bounds
 from retune.compiler.schedule.state import State, replay
 from retune.compiler.schedule.steps import dump_steps, load_steps, steps_of
@@ -32,7 +32,7 @@ from retune.compiler.search.evolution import (
     ranking,
 )
 from retune.compiler.search.genome import Keys, Rows, Scores, keys_of
-from retune.compiler.search.gpu_spills import spilled_bytes
+from retune.compiler.search.gpu.spills import spilled_bytes
 from retune.compiler.search.neighbors import neighbors
 from retune.compiler.search.observed import Located, ObservedPrograms
 from retune.compiler.search.options import SearchOptions
@@ -47,9 +47,9 @@ from retune.compiler.search.protocol import (
     StateModel,
     program_id,
 )
+from retune.compiler.search.rules import PreloadCustomSketchRule, SketchContext
 from retune.compiler.search.scored import Features, TaskFeatures, padded
 from retune.compiler.search.sketch import derive_sketches, rules_of
-from retune.compiler.search.sketch_rules import PreloadCustomSketchRule, SketchContext
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import spaces_of
 from retune.compiler.search.transfer import refitted

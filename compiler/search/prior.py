@@ -6,10 +6,10 @@ It needs no measurement, so it ranks programs from the first round on.
 import numpy as np
 import numpy.typing as npt
 
-from retune.compiler.features import FEATURE_NAMES
-from retune.compiler.features.estimate import PER_CYCLE
+from retune.compiler.core.target import HardwareParams
+from retune.compiler.model.features import FEATURE_NAMES
+from retune.compiler.model.features.estimate import PER_CYCLE
 from retune.compiler.search.genome import Scores
-from retune.compiler.target import HardwareParams
 
 _CYCLES = FEATURE_NAMES.index("estimate_cycles")
 _FEWEST = 8

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from zlib import crc32
 
-from retune.compiler.cost_model import CostModel
+from retune.compiler.model import CostModel
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask

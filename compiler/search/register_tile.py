@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from retune.compiler.dtype import accumulated, item_bytes
+from retune.compiler.core.dtype import accumulated, item_bytes
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.schedule.access import held_types, stored_types
 from retune.compiler.schedule.bounds import Loop
 from retune.compiler.schedule.state import Annotation, IterKind, Number
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.search.genome import Mask, Rows
-from retune.compiler.target import HardwareParams
 
 Counts = npt.NDArray[np.int64]
 

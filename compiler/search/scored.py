@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retune.compiler.codegen.dot_instructions import dots_of
-from retune.compiler.errors import ScheduleError, TargetError
-from retune.compiler.features import extract
+from retune.compiler.core.errors import ScheduleError, TargetError
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.dot import Pair
+from retune.compiler.model.features import extract
 from retune.compiler.schedule.choices import choices_of
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.statements import statement_nests
@@ -21,7 +22,6 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.genome import Scores
 from retune.compiler.search.prior import prior_scores
 from retune.compiler.search.space import Group
-from retune.compiler.target import HardwareParams
 
 Features = NDArray[np.float32]
 

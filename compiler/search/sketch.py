@@ -7,11 +7,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from retune.compiler.errors import OptionError
+from retune.compiler.core.errors import OptionError
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import Rfactor, Split
-from retune.compiler.search.sketch_rules import OURS, RULES, SketchContext, SketchRule, Verdict
+from retune.compiler.search.rules import OURS, RULES, SketchContext, SketchRule, Verdict
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.schedule.access import needs_multi_level_tiling, reduces_rows
 from retune.compiler.schedule.bounds import infer_stage_bounds
 from retune.compiler.schedule.choices import LoopChoices
@@ -24,15 +25,14 @@ from retune.compiler.search.annotate import annotated_steps, template_state
 from retune.compiler.search.depths import cumulative, random_true, settled_depth
 from retune.compiler.search.factorize import covering, sample_factorizations
 from retune.compiler.search.genome import Layout, Mask, Rows, SplitColumns
+from retune.compiler.search.gpu.widths import read_width, with_width
 from retune.compiler.search.legality import legal, promising
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.placement import placements_of
 from retune.compiler.search.register_tile import settled_unroll
-from retune.compiler.search.sketch_rules import SketchContext
-from retune.compiler.search.sketch_rules.base import search_kind
-from retune.compiler.search.sketch_rules.tensor_core import unrolls
-from retune.compiler.search.widths import read_width, with_width
-from retune.compiler.target import HardwareParams
+from retune.compiler.search.rules import SketchContext
+from retune.compiler.search.rules.base import search_kind
+from retune.compiler.search.rules.tensor_core import unrolls
 from retune.compiler.te.tensor import ComputeOp
 
 UNROLL_PRAGMA = "auto_unroll_max_step$"

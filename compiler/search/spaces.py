@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.gpu_space import GpuSketchSpace
+from retune.compiler.search.gpu.space import GpuSketchSpace
 from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.rules import SketchContext, SketchRule
+from retune.compiler.search.rules.base import CPU_SEARCH, GPU_SEARCH
 from retune.compiler.search.sketch import derive_sketches, report_failure
-from retune.compiler.search.sketch_rules import SketchContext, SketchRule
-from retune.compiler.search.sketch_rules.base import CPU_SEARCH, GPU_SEARCH
 from retune.compiler.search.space import SketchSpace
 
 SPACES: dict[str, type[SketchSpace]] = {CPU_SEARCH.name: SketchSpace, GPU_SEARCH.name: GpuSketchSpace}

@@ -26,7 +26,7 @@ from math import exp, inf, isfinite, log
 
 import numpy as np
 
-from retune.compiler.options import SchedulerOptions
+from retune.compiler.core.options import SchedulerOptions
 
 Objective = Callable[[Sequence[float]], float]
 """The function of every task's best seconds, in order, that tuning minimizes; monotone in each of them."""

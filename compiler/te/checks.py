@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.affine import IndexForm, affine
 from retune.compiler.ir.expr import BOOL, Binary, BinaryOp, Const, Expr, Operand, Select, Var, as_expr, is_float
 from retune.compiler.ir.visit import children, walk

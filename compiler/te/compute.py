@@ -10,8 +10,8 @@ from typing import Any, overload
 
 import numpy as np
 
-from retune.compiler.dtype import finite_limit, is_float, item_bytes
-from retune.compiler.errors import DefinitionError, refusing_depth
+from retune.compiler.core.dtype import finite_limit, is_float, item_bytes
+from retune.compiler.core.errors import DefinitionError, refusing_depth
 from retune.compiler.ir import expr as ir
 from retune.compiler.ir.expr import BinaryOp, Expr, Operand
 from retune.compiler.ir.visit import walk

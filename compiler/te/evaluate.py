@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Binary, Call, Cast, Const, Expr, Not, Select, Var, is_float
 from retune.compiler.ir.numeric import BINARY, intrinsic
-from retune.compiler.runtime.host_array import HostArray
-from retune.compiler.runtime.registry import find_function, get_global_func
+from retune.compiler.runtime.ffi.host_array import HostArray
+from retune.compiler.runtime.ffi.registry import find_function, get_global_func
 from retune.compiler.te.tensor import (
     Axis,
     Combiner,

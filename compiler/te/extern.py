@@ -1,13 +1,13 @@
 """Tensors that a registered function writes.
 
 The function is referred to by name: the program that runs the computation registers it
-(`retune.compiler.runtime.registry`).
+(`retune.compiler.runtime.ffi.registry`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.te.checks import checked_attributes, checked_dtype, checked_name, checked_shape, with_tag
 from retune.compiler.te.tensor import CallArgument, ExternOp, Handle, PackedCall, Tensor, results_of
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Buffer, Expr, Load, as_expr
 from retune.compiler.ir.visit import transform
 from retune.compiler.te.checks import checked_name

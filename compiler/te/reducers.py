@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir import expr as ir
 from retune.compiler.ir.expr import Const, Expr, Operand
 from retune.compiler.te.compute import equal, isnan, logical_and, logical_not, logical_or, maximum, minimum

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import BOOL, INDEX, BinaryOp, Const, Expr, Operand, Var, as_expr, binary, is_float
 from retune.compiler.ir.visit import substitute, walk, widened
 
@@ -414,7 +414,7 @@ class Tensor:
 
     def __tvm_ffi_object__(self) -> Any:
         """The tensor itself for functions of the FFI, which would call it instead."""
-        return importlib.import_module("retune.compiler.runtime.ffi").as_opaque(self)
+        return importlib.import_module("retune.compiler.runtime.ffi.ffi").as_opaque(self)
 
     @property
     def is_checked(self) -> bool:

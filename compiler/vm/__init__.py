@@ -6,7 +6,7 @@ any part of the compiler.
 
 from typing import TYPE_CHECKING, Any
 
-from retune.compiler.lazy import lazy
+from retune.compiler.core.lazy import lazy
 
 if TYPE_CHECKING:
     from retune.compiler.vm.compiler import VMCompiler, compile

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.errors import ArtifactError, MachineError
+from retune.compiler.core.errors import ArtifactError, MachineError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import address, aligned_array, raw_memory
 

@@ -8,10 +8,10 @@ import importlib
 from collections.abc import Collection
 from typing import Any
 
-from retune.compiler.errors import ArtifactError
-from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.core.errors import ArtifactError
 from retune.compiler.graph.program import Call, HostCall, Program
 from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.vm.plan_region import PlanRegion
 from retune.compiler.vm.plan_run import POOL, Callee, PlanRun

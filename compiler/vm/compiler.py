@@ -13,12 +13,7 @@ from typing import Any
 import numpy as np
 
 from retune.compiler.codegen.backend import backend_of
-from retune.compiler.driver.compile_network import made_for
-from retune.compiler.driver.coverage import CoverageReport
-from retune.compiler.driver.dispatch import is_enabled, is_silent
-from retune.compiler.driver.hardware import threads_of
-from retune.compiler.driver.network_source import with_parameters
-from retune.compiler.errors import (
+from retune.compiler.core.errors import (
     MachineError,
     ModelError,
     ModelFormatError,
@@ -26,16 +21,21 @@ from retune.compiler.errors import (
     ShapeMismatchError,
     TargetError,
 )
+from retune.compiler.core.target import Target
+from retune.compiler.driver.compile_network import made_for
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.dispatch import is_enabled, is_silent
+from retune.compiler.driver.hardware import threads_of
+from retune.compiler.driver.network_source import with_parameters
 from retune.compiler.frontend.network import load_network_program
-from retune.compiler.frontend.onnx.program import load_program
+from retune.compiler.frontend.program import load_program
 from retune.compiler.graph.ir import Array, Graph
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.program import MAIN, Call, Function, Program, of_graph
 from retune.compiler.graph.region import GraphRegion, bind
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.arguments import require_thread_count
-from retune.compiler.runtime.host_array import HostArray
-from retune.compiler.target import Target
+from retune.compiler.runtime.ffi.host_array import HostArray
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.library import VMLibrary
 from retune.compiler.vm.lowering import Lowered, Lowering

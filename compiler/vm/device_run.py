@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from retune.compiler.executor.executors import executor_of
-from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.executor.executors import executor_of
+from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.vm.plan_run import POOL, Source, facts_of
 from retune.compiler.vm.resources import Resources

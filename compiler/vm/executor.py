@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from retune.compiler.errors import ModelError
+from retune.compiler.core.errors import ModelError
+from retune.compiler.core.target import Target
 from retune.compiler.runtime.device import Device
-from retune.compiler.target import Target
 from retune.compiler.vm.compiler import compile
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.machine import VirtualMachine

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.errors import MachineError
+from retune.compiler.core.errors import MachineError
 from retune.compiler.graph.program import (
     Arm,
     Branch,

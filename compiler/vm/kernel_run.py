@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from retune.compiler.errors import ArtifactError
+from retune.compiler.core.errors import ArtifactError
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.buffers import address, aligned_array
 from retune.compiler.runtime.loader import BoundKernel, Kernel

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from retune.compiler.driver.compile_network import BuildError, ChosenProgram, build_in_process
-from retune.compiler.graph.partition import Alternative, Partition
+from retune.compiler.graph.partition.partition import Alternative, Partition
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.schedule.steps import dump_steps

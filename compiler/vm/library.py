@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retune.compiler.errors import ArtifactError
+from retune.compiler.core.errors import ArtifactError
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.archive import VM_EXECUTABLE, Archive, reject_damage, write_archive
 from retune.compiler.runtime.arguments import is_thread_count
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
-from retune.compiler.runtime.cpu_features import check_cpu
 from retune.compiler.runtime.paths import path_of
+from retune.compiler.runtime.threads.cpu_features import check_cpu
 
 KIND, VERSION = VM_EXECUTABLE, 4
 

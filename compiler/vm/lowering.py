@@ -8,14 +8,14 @@ shapes are known.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from retune.compiler.errors import ShapeMismatchError
-from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.core.errors import ShapeMismatchError
+from retune.compiler.core.target import Target
 from retune.compiler.graph.ir import Array
 from retune.compiler.graph.program import MAIN, Arm, Branch, Call, Function, HostCall, Loop, Program, Statement
 from retune.compiler.graph.region import Region, Shape
 from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.kernel_row import KernelRow
-from retune.compiler.target import Target
 from retune.compiler.vm.dim_flow import DimFlow
 from retune.compiler.vm.plan_region import PlanRegion
 from retune.compiler.vm.shape_flow import ShapeFlow, Shapes

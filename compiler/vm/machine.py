@@ -10,22 +10,22 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from retune.compiler import config
-from retune.compiler.errors import ArtifactError, MachineError, OptionError
-from retune.compiler.executor.claims import Claims
-from retune.compiler.executor.debug_report import Report
-from retune.compiler.executor.executors import gpus_of
-from retune.compiler.executor.params import load_param_dict_from_file
+from retune.compiler.core import config
+from retune.compiler.core.errors import ArtifactError, MachineError, OptionError
+from retune.compiler.core.target import Target
 from retune.compiler.graph.program import MAIN
 from retune.compiler.graph.region import Param, bind
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import Device, cpu, devices_in, gpus_among
 from retune.compiler.runtime.device import device as device_by_name
+from retune.compiler.runtime.executor.claims import Claims
+from retune.compiler.runtime.executor.debug_report import Report
+from retune.compiler.runtime.executor.executors import gpus_of
+from retune.compiler.runtime.executor.params import load_param_dict_from_file
 from retune.compiler.runtime.loader import load_kernels
-from retune.compiler.runtime.locks import add_lock
+from retune.compiler.runtime.threads.locks import add_lock
 from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
-from retune.compiler.target import Target
 from retune.compiler.vm.allocator import NAIVE, POOLED, allocator
 from retune.compiler.vm.callees import Callees
 from retune.compiler.vm.executable import Executable

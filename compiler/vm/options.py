@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from retune.compiler.errors import OptionError
+from retune.compiler.core.errors import OptionError
 
 NOW, BACKGROUND, NEVER = "now", "background", "never"
 

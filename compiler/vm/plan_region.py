@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
-from retune.compiler.errors import DefinitionError
-from retune.compiler.executor.plan import Plan
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.ir import Array
 from retune.compiler.graph.region import Param, Region, Shape
+from retune.compiler.runtime.executor.plan import Plan
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

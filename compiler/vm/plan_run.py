@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.errors import ArtifactError, MachineError
-from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.executor.plan import BufferKind, Plan
+from retune.compiler.core.errors import ArtifactError, MachineError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import address, constant_array
+from retune.compiler.runtime.executor.network import CompiledNetwork
+from retune.compiler.runtime.executor.plan import BufferKind, Plan
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.vm.kernel_run import KernelRun, Note, Operand, SlotAddress
 from retune.compiler.vm.resources import Resources

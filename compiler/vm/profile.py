@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from retune.compiler.executor.debug_report import Report, report_of
+from retune.compiler.runtime.executor.debug_report import Report, report_of
 
 
 class Profile:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.dtype import number_type
-from retune.compiler.errors import ArtifactError
+from retune.compiler.core.dtype import number_type
+from retune.compiler.core.errors import ArtifactError
 from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Program, Statement
 from retune.compiler.graph.region import GraphRegion, Param, Region, names_in
 from retune.compiler.runtime.archive import Archive
@@ -147,7 +147,7 @@ def decoded_region(kind: str, data: bytes) -> Region:
 
 def _front_end_region(kind: str, data: bytes) -> Region:
     """The region of a front end, which is imported here. Raises: ArtifactError."""
-    region: Region = importlib.import_module("retune.compiler.frontend.onnx.region").region_from_bytes(kind, data)
+    region: Region = importlib.import_module("retune.compiler.frontend.region").region_from_bytes(kind, data)
     return region
 
 

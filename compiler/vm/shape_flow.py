@@ -8,7 +8,7 @@ differs after one.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from retune.compiler.errors import ShapeMismatchError, UnknownValueError
+from retune.compiler.core.errors import ShapeMismatchError, UnknownValueError
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.program import Branch, Call, Function, HostCall, Loop, Program, Statement, defines
 from retune.compiler.graph.region import Shape

@@ -15,14 +15,14 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from retune.compiler.errors import RetuneError, UnknownValueError
-from retune.compiler.executor.executors import gpu_count
+from retune.compiler.core.errors import RetuneError, UnknownValueError
+from retune.compiler.core.target import Target
 from retune.compiler.graph.ir import Graph
-from retune.compiler.graph.memoize import MemoizedConstants, memoizing
+from retune.compiler.graph.partition.memoize import MemoizedConstants, memoizing
 from retune.compiler.graph.region import Region, Shape
 from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.executor.executors import gpu_count
 from retune.compiler.runtime.kernel_row import KernelRow
-from retune.compiler.target import Target
 from retune.compiler.vm.device_run import DeviceRun
 from retune.compiler.vm.kernel_store import STORE
 from retune.compiler.vm.options import BACKGROUND, NEVER

@@ -10,11 +10,11 @@ from typing import Any, overload
 
 import numpy as np
 
-from retune.compiler.dtype import BFLOAT16
-from retune.compiler.errors import MachineError
+from retune.compiler.core.dtype import BFLOAT16
+from retune.compiler.core.errors import MachineError
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.buffers import address, aligned_copy
-from retune.compiler.runtime.host_array import HostArray
+from retune.compiler.runtime.ffi.host_array import HostArray
 
 TUPLE = 0
 """The tag of tuples."""

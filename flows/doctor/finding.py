@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from retune.compiler.errors import without_passwords
+from retune.compiler.core.errors import without_passwords
 
 
 class Verdict(StrEnum):

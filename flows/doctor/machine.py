@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from retune.compiler import config, te
-from retune.compiler.codegen.ptxas import assembler
+from retune.compiler import te
+from retune.compiler.codegen.nvidia.ptxas import assembler
+from retune.compiler.core import config
+from retune.compiler.core.errors import RetuneError
 from retune.compiler.driver.build import build
-from retune.compiler.errors import RetuneError
-from retune.compiler.runtime.cuda import gpus, why_not
+from retune.compiler.runtime.cuda.driver import gpus, why_not
 from retune.flows.doctor.finding import Finding, fail, ok, warn
 
 CPUS = Path("/sys/devices/system/cpu")

@@ -14,10 +14,10 @@ from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
-from retune.compiler import config
-from retune.compiler.errors import StoreError, install_hint
+from retune.compiler.core import config
+from retune.compiler.core.errors import StoreError, install_hint
+from retune.flows.cli.state_folder import check_state_folder
 from retune.flows.doctor.finding import Finding, fail, ok, warn
-from retune.flows.state_folder import check_state_folder
 from retune.storage.store_url import is_remote, local_folder
 
 LOW_DISK = 1 << 30

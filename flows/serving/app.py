@@ -20,8 +20,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from retune.compiler import config
-from retune.compiler.errors import OptionError, RetuneError
+from retune.compiler.core import config
+from retune.compiler.core.errors import OptionError, RetuneError
 from retune.flows.serving.model import Model, TensorSpec
 from retune.flows.serving.protocol import DATATYPES, HEADER_LENGTH, parse_request, write_response
 from retune.flows.serving.queue import QueueFullError, RequestQueue

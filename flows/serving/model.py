@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.library import Library
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import cpu
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.runtime.executor.library import Library
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from retune.compiler.errors import OptionError
+from retune.compiler.core.errors import OptionError
 from retune.compiler.runtime.artifact import Array
 from retune.flows.serving.model import TensorSpec
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from retune.compiler.errors import OptionError, RetuneError
+from retune.compiler.core.errors import OptionError, RetuneError
 from retune.compiler.runtime.artifact import Array
 from retune.flows.serving.model import Model, TensorSpec
 

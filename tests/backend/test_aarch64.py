@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from retune.compiler import te
 from retune.compiler.codegen.backend import default_steps_of
-from retune.compiler.cost_model.random import RandomModel
+from retune.compiler.core.target import Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.driver.extract import extract_network
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.model.random import RandomModel
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.target import Target
+from retune.compiler.tune.extract import extract_network
 from tests.support.aarch64 import missing, run_kernel, run_network
 from tests.support.small_computations import matmul
 

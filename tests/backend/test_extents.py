@@ -18,7 +18,7 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
 import retune
-from retune.compiler.errors import ModelError, ShapeMismatchError
+from retune.compiler.core.errors import ModelError, ShapeMismatchError
 from tests.support.onnx_backend import CompiledModel, recorded
 
 Array = NDArray[Any]

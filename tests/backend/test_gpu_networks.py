@@ -18,18 +18,18 @@ from onnx.backend.test import BackendTest
 
 from benchmarks import zoo
 from benchmarks.network_peers import seeded_inputs
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.frontend.importer import load_model
 from retune.compiler.graph.ir import Graph
-from retune.compiler.graph.partition import partition
+from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.measure.record import BestProgram
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.spaces import build_spaces
-from retune.compiler.target import Target
 from tests.support.gpu_network import compiled_for_gpu, run_on_gpu
 from tests.support.onnx_backend import CATEGORIES, recorded
 from tests.support.quantized_models import FORMS, MODELS, inputs, quantized

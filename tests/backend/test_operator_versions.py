@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.errors import RetuneError
+from retune.compiler.core.errors import RetuneError
 from tests.support.operator_versions import Case, cases, computed, disagreement
 
 _DOCUMENT = Path(__file__).parents[2] / "docs/reference/onnx.md"

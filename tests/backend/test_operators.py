@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.runtime.buffers import aligned_array, aligned_copy
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.operator_cases import CASES, MAX_POOL, TYPED_CASES, Attrs, Shapes, lowered, random_arrays
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.winners import top_candidates
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.frontend.onnx.importer import load_model
-from retune.compiler.frontend.onnx.program import load_program
-from retune.compiler.graph.partition import partition
+from retune.compiler.frontend.importer import load_model
+from retune.compiler.frontend.program import load_program
+from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.measure.record import BestProgram
-from retune.compiler.target import Target
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.tune.winners import top_candidates
 from tests.support.run_program import run_program
 
 torch = pytest.importorskip("torch")

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import zoo
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.shares import moved_bytes
+from retune.compiler.schedule.default.shares import moved_bytes
 from retune.compiler.te.tensor import ComputeOp
 
 TABLE = Path(__file__).parents[2] / "docs" / "explanation" / "passes.md"

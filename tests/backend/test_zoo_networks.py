@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from benchmarks import zoo
 from benchmarks.network_peers import seeded_inputs
 from benchmarks.tuning import open_workers, tune
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.driver.extract import ExtractedNetwork, extract_network
-from retune.compiler.driver.onnx_runtime import OnnxRuntime
-from retune.compiler.driver.winners import top_candidates
-from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.measure.record import BestProgram
-from retune.compiler.target import Target
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.tune.extract import ExtractedNetwork, extract_network
+from retune.compiler.tune.onnx_runtime import OnnxRuntime
+from retune.compiler.tune.winners import top_candidates
 from tests.support.zoo_sizes import SMALL
 
 TOLERANCE = 1e-4

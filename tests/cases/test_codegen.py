@@ -5,12 +5,12 @@ for sm_80 (tests/cases/ptx), and what the cost model sees of both (tests/cases/f
 import pytest
 
 from retune.compiler.codegen.backend import backend_of, default_steps_of
-from retune.compiler.features import FEATURE_NAMES, extract
+from retune.compiler.core.target import HardwareParams
+from retune.compiler.model.features import FEATURE_NAMES, extract
 from retune.compiler.schedule.choices import choices_of
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams
 from tests.support.cases import check_case, check_cases, check_subjects
 from tests.support.small_kernels import CPU, CPU_KERNELS, GPU, KERNELS, kernel_task
 

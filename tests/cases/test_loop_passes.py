@@ -5,16 +5,16 @@ from collections.abc import Callable
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.verify import verify
 from retune.compiler.lower.build_loops import build_loops
 from retune.compiler.lower.pipeline import PRE_TRANSFORMED, cpu_passes
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
-from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.default.cpu import default_steps
+from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, ComputeAt, ComputeInline, Fuse, Reorder, Rfactor, Split, Step
-from retune.compiler.target import HardwareParams
 from tests.support.cases import Sections, check_cases, check_subjects, read_cases
 from tests.support.pass_programs import PASS_PROGRAMS
 from tests.support.simt_operators import OPERATORS

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from benchmarks.torch_models import ARCHITECTURES, versions
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.graph.partition import partition
-from retune.compiler.target import Target
+from retune.compiler.graph.partition.partition import partition
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from tests.support.architectures import Imported, Row, import_architecture, read_table, write_row
 
 QUICK = ("timm/lcnet_050",)

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import typer
 
-from retune.compiler.driver.extract import ImportedNetwork
-from retune.compiler.executor import executors
-from retune.compiler.executor.library import Library
-from retune.compiler.runtime.cuda import why_not
-from retune.compiler.runtime.linking import link_objects
-from retune.flows import cli, exits
-from retune.flows.commands import networks
+from retune.compiler.runtime.cuda.driver import why_not
+from retune.compiler.runtime.executor import executors
+from retune.compiler.runtime.executor.library import Library
+from retune.compiler.runtime.ffi.linking import link_objects
+from retune.compiler.tune.extract import ImportedNetwork
+from retune.flows.cli import app as cli
+from retune.flows.cli import exits
+from retune.flows.cli.commands import networks
 from retune.flows.parameters import TuneJob
 from tests.support.doubling_network import doubling_network
 from tests.support.flows.command_line import Refused, run
@@ -106,7 +107,7 @@ def test_a_dynamic_network_with_a_given_shape_is_accepted(folder: Path, monkeypa
     write_mlp(folder / "dynamic.onnx", batch="many")
     networks: list[ImportedNetwork] = []
     monkeypatch.setattr(sys, "argv", ["retune", "tune", "dynamic.onnx", "--shape", "x=2,16"])
-    run_flow = "retune.flows.commands.tune.run_flow"
+    run_flow = "retune.flows.cli.commands.tune.run_flow"
     monkeypatch.setattr(run_flow, lambda _job, _mode, network: networks.append(network))
     with contextlib.suppress(SystemExit):
         cli.main()
@@ -134,9 +135,9 @@ def test_a_run_says_at_once_what_it_does(
 ) -> None:
     shown: list[str] = []
     monkeypatch.setenv("PREFECT_API_URL", "http://me:secret@host/api")
-    checked = "retune.flows.commands.tune.ImportedNetwork.check"
+    checked = "retune.flows.cli.commands.tune.ImportedNetwork.check"
     monkeypatch.setattr(checked, lambda *_: shown.append(capsys.readouterr().out))
-    monkeypatch.setattr("retune.flows.commands.tune.run_flow", lambda *_: None)
+    monkeypatch.setattr("retune.flows.cli.commands.tune.run_flow", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["retune", "tune", "mlp", *options])
     with contextlib.suppress(SystemExit):
         cli.main()
@@ -174,7 +175,7 @@ def test_a_group_without_a_command_shows_what_there_is(
 @pytest.mark.parametrize("arguments", [("networks",), ("--help",), ("config", "--json")])
 def test_output_that_cannot_be_written_is_one_sentence(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-P", "-m", "retune.flows.cli", *arguments]
+        command = [sys.executable, "-P", "-m", "retune.flows.cli.app", *arguments]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
     assert done.stderr == "retune: cannot write the output: No space left on device\n"
     assert done.returncode == exits.USER_ERROR
@@ -183,7 +184,7 @@ def test_output_that_cannot_be_written_is_one_sentence(arguments: tuple[str, ...
 def test_internal_error_and_user_error_have_different_exit_codes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("retune.flows.commands.networks.zoo.NAMES", None)
+    monkeypatch.setattr("retune.flows.cli.commands.networks.zoo.NAMES", None)
     assert run(monkeypatch, "networks") == exits.BUG
     said = capsys.readouterr().err
     assert "Traceback" in said
@@ -232,8 +233,8 @@ def test_the_version_is_that_of_the_package(
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_the_help_imports_no_heavy_module(option: str) -> None:
     code = (
-        "import atexit, sys; from retune.flows import cli; sys.argv = ['retune', sys.argv[1]];"
-        "heavy = {'prefect', 'xgboost', 'scipy', 'pyarrow', 'llvmlite', 'onnx', 'numpy', 'retune.compiler.driver'};"
+        "import atexit, sys; from retune.flows.cli import app as cli; sys.argv = ['retune', sys.argv[1]];"
+        "heavy = {'prefect', 'xgboost', 'scipy', 'pyarrow', 'llvmlite', 'onnx', 'numpy', 'retune.compiler.tune'};"
         "atexit.register(lambda: print('heavy:', *sorted(heavy & {*sys.modules})));"
         "cli.main()"
     )
@@ -331,7 +332,7 @@ def test_an_empty_store_is_no_error(
 
 def test_the_command_line_does_not_import_prefect() -> None:
     code = (
-        "import sys; from retune.flows import cli; [*map(cli.load, cli.COMMANDS)]; sys.exit('prefect' in sys.modules)"
+        "import sys; from retune.flows.cli import app as cli; [*map(cli.load, cli.COMMANDS)]; sys.exit('prefect' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0
 

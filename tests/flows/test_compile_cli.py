@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler import config
-from retune.compiler.driver.extract import extract_network
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.measure.log import append_log, to_record
+from retune.compiler.core import config
+from retune.compiler.measure.logs.log import append_log, to_record
 from retune.compiler.measure.record import FITTED_CANDIDATE, TOP_CANDIDATE, MeasureRecord
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.kernel_row import ProgramSource
-from retune.compiler.schedule.default_gpu import default_gpu_steps
+from retune.compiler.schedule.default.gpu import default_gpu_steps
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.flows.commands import compile as compile_module
-from retune.flows.known_programs import threads_of_records
+from retune.compiler.tune.extract import extract_network
+from retune.flows.cli.commands import compile as compile_module
 from retune.storage.parquet import ParquetRecordStore
+from retune.tasks.find_programs import threads_of_records
 from tests.support.fake_cuda import DEVICE
 from tests.support.flows.command_line import Refused, run
 from tests.support.trials import split_by_one

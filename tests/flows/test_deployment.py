@@ -14,11 +14,11 @@ import yaml
 from prefect import Flow, get_client
 from prefect.settings import PREFECT_API_URL
 
-from retune.compiler import config
-from retune.compiler.driver.budget import Budget
-from retune.compiler.measure.device_lock import lock_name
+from retune.compiler.core import config
+from retune.compiler.measure.processes.device_lock import lock_name
+from retune.compiler.tune.budget import Budget
+from retune.flows.cli.pools import POOLS, QUEUES
 from retune.flows.parameters import TuneJob
-from retune.flows.pools import POOLS, QUEUES
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
 from tests.support.flows.networks import write_mlp
@@ -124,7 +124,7 @@ def test_the_readmes_commands_tune_a_network_on_a_worker(tmp_path: Path) -> None
     )
 
     def retune(*words: str) -> str:
-        return run("retune.flows.cli", *words)
+        return run("retune.flows.cli.app", *words)
 
     def prefect(*words: str) -> None:
         run("prefect", *words)

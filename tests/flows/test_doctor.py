@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from retune.compiler import config
+from retune.compiler.core import config
 from retune.flows.doctor import machine, services
 from retune.flows.doctor.finding import Finding, Verdict
 from tests.support.fake_cuda import FakeDriver

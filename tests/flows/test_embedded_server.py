@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retune.flows.embedded_server import EmbeddedServer
+from retune.flows.server.embedded_server import EmbeddedServer
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 import retune
-from retune.compiler.driver.explain import Explanation
-from retune.compiler.driver.limits import MachineLimits
-from retune.compiler.errors import OptionError
-from retune.flows.kernel_explainer import KernelExplainer
+from retune.compiler.core.errors import OptionError
+from retune.compiler.tune.explain import Explanation
+from retune.compiler.tune.limits import MachineLimits
+from retune.flows.cli.kernel_explainer import KernelExplainer
 from tests.support.flows.command_line import refused, run
 
 KERNEL = "dense_k784_1x512_add_relu"

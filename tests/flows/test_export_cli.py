@@ -10,10 +10,10 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from retune.compiler import config
-from retune.compiler.driver.extract import extract_network
+from retune.compiler.core import config
 from retune.compiler.frontend.network import network_bytes
-from retune.compiler.measure.log import to_record
+from retune.compiler.measure.logs.log import to_record
+from retune.compiler.tune.extract import extract_network
 from retune.storage.parquet import ParquetRecordStore
 from tests.support.flows.command_line import Refused, run
 from tests.support.trials import split_by_one

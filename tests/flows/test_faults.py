@@ -18,7 +18,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL
 
 from benchmarks.simulated import command
-from retune.compiler import config
+from retune.compiler.core import config
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
 from tests.support.flows.simulated_runs import BATCH, PATIENCE_SECONDS, TRIALS, Lab, Outcome, outcome

@@ -22,23 +22,24 @@ from prefect.settings import PREFECT_API_URL
 from benchmarks.fleet import requests_in, scheduling, serving
 from benchmarks.simulated import Simulation, command, simulated
 from benchmarks.simulated_worker import SimulatedWorker
-from retune.compiler import auto_scheduler, config, te
-from retune.compiler.auto_scheduler import remote
-from retune.compiler.auto_scheduler.remote import DaskEngine
-from retune.compiler.cost_model.random import RandomModel
-from retune.compiler.errors import MeasureError, OptionError
-from retune.compiler.measure.device_lock import device_lock, lock_name, lock_path
-from retune.compiler.measure.fleet import BUILD, CHUNK, FleetBuilder, device_queue
+from retune.compiler import auto_scheduler, te
+from retune.compiler.core import config
+from retune.compiler.core.errors import MeasureError, OptionError
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.processes.device_lock import device_lock, lock_name, lock_path
+from retune.compiler.measure.remote.fleet import BUILD, CHUNK, FleetBuilder, device_queue
 from retune.compiler.measure.results import BuiltProgram
+from retune.compiler.model.random import RandomModel
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import Tensor
+from retune.compiler.tvm.auto_scheduler import remote
+from retune.compiler.tvm.auto_scheduler.remote import DaskEngine
 from retune.flows.parameters import TuneJob
 from retune.flows.tune_network import tune_network
 from retune.storage.parquet import ParquetRecordStore
-from retune.tasks import engines
+from retune.tasks.fleet import engines
 from tests.support.flows import runs
 from tests.support.flows.fleet_workers import strike_at_work, wait_until, worker
 from tests.support.flows.fleets import DEVICE, FLEETS, Fleet, prefect_fleet

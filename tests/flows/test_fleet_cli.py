@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.errors import StoreError
-from retune.flows.commands.fleet import pools, worker
+from retune.compiler.core.errors import StoreError
+from retune.flows.cli.commands.fleet import pools, worker
 
 COMMANDS = [worker, pools]
 
@@ -23,9 +23,9 @@ def test_a_url_is_not_taken_for_the_name_of_a_folder(
     command: Callable[..., None], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[object] = []
-    monkeypatch.setattr("retune.flows.launch.use_prefect", lambda *_: None)
-    monkeypatch.setattr("retune.flows.worker.main", lambda *arguments: begun.append(arguments))
-    monkeypatch.setattr("retune.flows.pools.main", lambda *arguments: begun.append(arguments))
+    monkeypatch.setattr("retune.flows.cli.launch.use_prefect", lambda *_: None)
+    monkeypatch.setattr("retune.flows.cli.worker.main", lambda *arguments: begun.append(arguments))
+    monkeypatch.setattr("retune.flows.cli.pools.main", lambda *arguments: begun.append(arguments))
     before = set(folder.iterdir())
     command(store="s3://bucket/folder")
     command(store=f"file://{folder}/named")

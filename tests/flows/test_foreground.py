@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.driver.extract import ImportedNetwork
-from retune.flows import foreground
-from retune.flows.commands.output import Mode
+from retune.compiler.tune.extract import ImportedNetwork
+from retune.flows.cli import foreground
+from retune.flows.cli.commands.output import Mode
 from retune.flows.parameters import TuneJob
 from tests.support.flows.networks import write_mlp
 

@@ -8,12 +8,12 @@ import re
 
 import pytest
 
-from retune.compiler.cost_model import ModelMetrics
-from retune.compiler.driver.report import Comparison, Contender, Report
+from retune.compiler.model import ModelMetrics
 from retune.compiler.runtime.kernel_row import KernelRow
-from retune.flows import json_view
-from retune.flows.commands.output import warn_in_one_line
-from retune.flows.json_view import JsonView, event_fields, report_line
+from retune.compiler.tune.report import Comparison, Contender, Report
+from retune.flows.cli import json_view
+from retune.flows.cli.commands.output import warn_in_one_line
+from retune.flows.cli.json_view import JsonView, event_fields, report_line
 from retune.flows.progress import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
 
 ROW = KernelRow("conv2d_3x3", "key", 4, 2e9)

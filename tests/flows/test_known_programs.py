@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from retune.compiler import config
+from retune.compiler.core import config
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.driver.extract import ExtractedNetwork, extract_network
-from retune.compiler.measure.log import to_record
+from retune.compiler.measure.logs.log import to_record
 from retune.compiler.measure.record import MeasureRecord
-from retune.flows.known_programs import KnownPrograms
+from retune.compiler.tune.extract import ExtractedNetwork, extract_network
 from retune.storage.files import new_id
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
+from retune.tasks.find_programs import KnownPrograms
 from tests.support.trials import split_by_one
 
 Confirm = Callable[..., None]

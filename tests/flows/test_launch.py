@@ -11,12 +11,12 @@ EXIT_CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
 def ended(code: str, *arguments: object) -> tuple[int, list[str]]:
     """The exit code of a script, and the lines it wrote to stderr."""
-    command = [sys.executable, "-c", f"import os, signal, sys, time, warnings\nfrom flows import launch\n{code}"]
+    command = [sys.executable, "-c", f"import os, signal, sys, time, warnings\nfrom flows.cli import launch\n{code}"]
     done = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, [line for line in done.stderr.splitlines() if line]
 
 
-@pytest.mark.parametrize("module", ["typer", "retune.flows.commands.settings"])
+@pytest.mark.parametrize("module", ["typer", "retune.flows.cli.commands.settings"])
 @pytest.mark.parametrize(("signum", "code"), EXIT_CODES)
 def test_a_signal_during_imports_is_one_sentence(module: str, signum: int, code: int) -> None:
     script = """

@@ -7,8 +7,8 @@ from dataclasses import replace
 from rich.console import Console
 
 from retune.compiler.runtime.kernel_row import KernelRow
-from retune.flows.commands.output import Mode
-from retune.flows.live import LiveView, PlainView, shown_on, view_for
+from retune.flows.cli.commands.output import Mode
+from retune.flows.cli.live import LiveView, PlainView, shown_on, view_for
 from retune.flows.progress import EVENT, LOGGER, RoundDone, RoundStarted, RunOpened, TaskStopped, duration
 
 ROW = KernelRow("conv2d_3x3", "key", 4, 2e9)

@@ -9,12 +9,12 @@ import pytest
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler import config
-from retune.compiler.driver.report import Comparison
-from retune.compiler.errors import OptionError
-from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.features import FEATURE_VERSION
+from retune.compiler.core import config
+from retune.compiler.core.errors import OptionError
 from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.model.features import FEATURE_VERSION
+from retune.compiler.runtime.executor.network import CompiledNetwork
+from retune.compiler.tune.report import Comparison
 from retune.flows import retune_stale as module
 from retune.flows.compile_network import compile_network
 from retune.flows.parameters import TuneJob
@@ -26,9 +26,9 @@ from retune.storage.artifacts import ArtifactStore
 from retune.storage.checkpoints import CheckpointStore
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
-from retune.tasks.pages.facts import facts_of
-from retune.tasks.pages.page import page
-from retune.tasks.plan import FleetPlan
+from retune.tasks.fleet.plan import FleetPlan
+from retune.tasks.report.facts import facts_of
+from retune.tasks.report.page import page
 from retune.tasks.verify import verify as verify_task
 from tests.support.flows.command_line import run
 from tests.support.flows.networks import write_mlp

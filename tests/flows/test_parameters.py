@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from retune.compiler import config
-from retune.compiler.driver.operators import extract
-from retune.compiler.driver.worker_service import DeviceFacts
-from retune.compiler.errors import OptionError, TargetError
+from retune.compiler.core import config
+from retune.compiler.core.errors import OptionError, TargetError
+from retune.compiler.core.options import TuneOptions, flag_of, info_of
+from retune.compiler.core.settings import resolve
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.options import TuneOptions, flag_of, info_of
-from retune.compiler.settings import resolve
+from retune.compiler.tune.operators import extract
+from retune.compiler.tune.worker_service import DeviceFacts
 from retune.flows import device as device_module
 from retune.flows.allocate_trials import allocate_trials
-from retune.flows.cli import load
+from retune.flows.cli.app import load
 from retune.flows.parameters import DEFAULT_TRIALS, TuneJob
 from retune.flows.tune_network import tune_network
-from retune.tasks import plan
-from retune.tasks.workers import open_workers
+from retune.tasks.fleet import plan
+from retune.tasks.fleet.workers import open_workers
 from tests.support.fake_cuda import DEVICE
 
 

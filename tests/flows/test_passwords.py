@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from retune.compiler.errors import StoreError
-from retune.flows.commands.fleet import worker
-from retune.flows.commands.tune import tune
+from retune.compiler.core.errors import StoreError
+from retune.flows.cli.commands.fleet import worker
+from retune.flows.cli.commands.tune import tune
+from retune.flows.cli.worker import LineFormatter
 from retune.flows.doctor import services
 from retune.flows.doctor.finding import Verdict
 from retune.flows.parameters import TuneJob
-from retune.flows.worker import LineFormatter
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.store_url import open_blob_store
 from tests.support.flows.command_line import run
@@ -51,9 +51,9 @@ def test_a_job_carries_no_password_and_finds_its_store(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("folder")
 def test_no_job_and_no_variable_shows_it_to_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[object] = []
-    monkeypatch.setattr("retune.flows.launch.use_prefect", lambda *_: None)
-    monkeypatch.setattr("retune.flows.commands.tune.run_flow", lambda *arguments: begun.append(arguments))
-    monkeypatch.setattr("retune.flows.worker.main", lambda *arguments: begun.append(arguments))
+    monkeypatch.setattr("retune.flows.cli.launch.use_prefect", lambda *_: None)
+    monkeypatch.setattr("retune.flows.cli.commands.tune.run_flow", lambda *arguments: begun.append(arguments))
+    monkeypatch.setattr("retune.flows.cli.worker.main", lambda *arguments: begun.append(arguments))
     tune("mlp", store=PLACE)
     worker(storage=PLACE)
     assert "s3cr3t" not in repr(begun)

@@ -15,8 +15,8 @@ from prefect.server.events.schemas.automations import Firing
 from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from retune.flows import pools
-from retune.flows.commands.output import Mode
+from retune.flows.cli import pools
+from retune.flows.cli.commands.output import Mode
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 

@@ -13,7 +13,7 @@ import pytest
 
 import retune
 from retune import api
-from retune.compiler.errors import MeasureError
+from retune.compiler.core.errors import MeasureError
 from retune.storage.runs import RunLedger
 from retune.tuning import run_tuning
 

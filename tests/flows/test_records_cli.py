@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler import config
+from retune.compiler.core import config
 from retune.storage.parquet import ParquetRecordStore
 from tests.support.flows.command_line import Refused, run
 from tests.support.flows.tuning_logs import line, write

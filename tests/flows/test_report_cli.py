@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retune.flows.commands import output as command_output
+from retune.flows.cli.commands import output as command_output
 from retune.storage.artifacts import ArtifactStore, content_key
 from retune.storage.rounds import append_round
 from retune.storage.runs import RunLedger

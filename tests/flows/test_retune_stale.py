@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from prefect import flow
 
-from retune.compiler import config
-from retune.compiler.driver.extract import extract_network
-from retune.compiler.errors import OptionError, RetuneError
+from retune.compiler.core import config
+from retune.compiler.core.errors import OptionError, RetuneError
+from retune.compiler.tune.extract import extract_network
 from retune.flows import retune_stale as module
 from retune.flows.compact_records import compact_records
 from retune.flows.parameters import TuneJob

@@ -23,14 +23,14 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from retune.compiler.core.errors import ArtifactError, OptionError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.errors import ArtifactError, OptionError
-from retune.compiler.executor.library import Library
 from retune.compiler.frontend import zoo
-from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.frontend.importer import load_model
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.target import Target
+from retune.compiler.runtime.executor.library import Library
 from retune.flows.serving import connections
 from retune.flows.serving.app import listen, make_app
 from retune.flows.serving.connections import configure
@@ -376,7 +376,7 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(host: str) -> None:
 
 def test_sigterm_ends_the_server_after_the_last_answer(library: Library, tmp_path: Path) -> None:
     path = library.export_library(tmp_path / "net.retune")
-    main = "from retune.flows.launch import main; main()"
+    main = "from retune.flows.cli.launch import main; main()"
     command = [sys.executable, "-c", main, "serve", f"net={path}", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

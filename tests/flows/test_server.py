@@ -12,9 +12,10 @@ import httpx
 import psutil
 import pytest
 
-from retune.compiler import config
-from retune.compiler.errors import OptionError, ServerError
-from retune.flows import exits, server
+from retune.compiler.core import config
+from retune.compiler.core.errors import OptionError, ServerError
+from retune.flows.cli import exits
+from retune.flows.server import run_server as server
 from tests.support.flows.networks import write_mlp
 from tests.support.flows.runs import command, environment_on, processes_of, rounds, stored
 from tests.support.flows.servers import free_port

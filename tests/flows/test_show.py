@@ -11,8 +11,8 @@ from prefect import flow, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import Artifact
 
-from retune.compiler.driver.report import Comparison, Contender, Report
 from retune.compiler.runtime.kernel_row import KernelRow
+from retune.compiler.tune.report import Comparison, Contender, Report
 from retune.flows.parameters import TuneJob
 from retune.tasks.show import ProgressBar, data_url, key_of, show_report
 

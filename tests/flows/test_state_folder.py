@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from retune.compiler.errors import OptionError, StoreError
-from retune.flows import exits, state_folder
-from retune.flows.state_folder import blaming_the_disk, check_state_folder
+from retune.compiler.core.errors import OptionError, StoreError
+from retune.flows.cli import exits, state_folder
+from retune.flows.cli.state_folder import blaming_the_disk, check_state_folder
 from tests.support.flows.command_line import Refused
 from tests.support.flows.networks import write_mlp
 from tests.support.flows.runs import PATIENCE_SECONDS, command, environment_on, stored
@@ -59,7 +59,7 @@ def test_the_check_leaves_nothing_behind(tmp_path: Path) -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from retune.flows.state_folder import check_state_folder
+from retune.flows.cli.state_folder import check_state_folder
 os.posix_fallocate = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 check_state_folder(Path(sys.argv[1]))
 """

@@ -19,7 +19,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
-from retune.compiler import config
+from retune.compiler.core import config
 from retune.storage.runs import RunLedger
 from tests.support.flows.fleet_workers import wait_until
 from tests.support.flows.networks import write_mlp
@@ -106,7 +106,7 @@ class Desk:
 
     def prepare(self) -> None:
         """Pools, limits and deployments."""
-        self.run("retune.flows.cli", "pools")
+        self.run("retune.flows.cli.app", "pools")
         self.run("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
 
     def ask(self, network: Path) -> None:

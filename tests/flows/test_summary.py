@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from retune.compiler.driver.report import Comparison, Contender, Report
 from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
-from retune.flows import summary
-from retune.flows.commands import output
-from retune.flows.summary import show_report
+from retune.compiler.tune.report import Comparison, Contender, Report
+from retune.flows.cli import summary
+from retune.flows.cli.commands import output
+from retune.flows.cli.summary import show_report
 
 HOT = "winograd4_conv2d_3x3_c128_1x28x28x128_add_add_relu"
 RECORD = {"origin": ProgramSource.RECORD, "record_id": "01M82BMPGX8NBQE442RT3XEF4N"}

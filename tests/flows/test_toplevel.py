@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from retune.compiler.errors import OptionError, ServerError
-from retune.flows import exits
-from retune.flows.toplevel import guarded
+from retune.compiler.core.errors import OptionError, ServerError
+from retune.flows.cli import exits
+from retune.flows.cli.toplevel import guarded
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_an_unknown_exception_is_a_fault_of_ours_with_its_traceback(capsys: pyte
     assert said.splitlines()[-1].startswith("retune: a fault of Retune itself, please report it: KeyError")
 
 
-GUARDED = "import errno, sys\nfrom retune.flows.toplevel import guarded\n"
+GUARDED = "import errno, sys\nfrom retune.flows.cli.toplevel import guarded\n"
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ GUARDED = "import errno, sys\nfrom retune.flows.toplevel import guarded\n"
     [
         GUARDED + "sys.exit(guarded(lambda: print('x' * 10**6)))",
         GUARDED + "sys.exit(guarded(lambda: print('in the buffer until the end')))",
-        "import sys\nfrom flows import cli\nsys.argv[1:] = ['--version']\ncli.main()",
-        "import sys\nfrom flows import cli\nsys.argv[1:] = ['networks', '--json']\ncli.main()",
-        "import sys\nfrom flows import cli\nsys.argv[1:] = ['networks']\ncli.main()",
+        "import sys\nfrom flows.cli import app as cli\nsys.argv[1:] = ['--version']\ncli.main()",
+        "import sys\nfrom flows.cli import app as cli\nsys.argv[1:] = ['networks', '--json']\ncli.main()",
+        "import sys\nfrom flows.cli import app as cli\nsys.argv[1:] = ['networks']\ncli.main()",
         pytest.param(
-            "import sys\nfrom flows import cli\nsys.argv[1:] = ['doctor']\ncli.main()", marks=pytest.mark.long
+            "import sys\nfrom flows.cli import app as cli\nsys.argv[1:] = ['doctor']\ncli.main()", marks=pytest.mark.long
         ),
     ],
 )
@@ -79,10 +79,10 @@ def test_a_broken_pipe_other_than_stdout_is_a_fault_of_ours() -> None:
 def test_the_command_line_has_this_handler() -> None:
     """It fails when it reads its arguments, of a kind that no command passes."""
     code = (
-        "import runpy, sys; from retune.flows import toplevel;"
+        "import runpy, sys; from retune.flows.cli import toplevel;"
         "toplevel.guarded.__code__ = (lambda main, stopped='': 99).__code__;"
         "sys.argv = ['retune', 'quiet', '{}'];"
-        "runpy.run_module('retune.flows.cli', run_name='__main__')"
+        "runpy.run_module('retune.flows.cli.app', run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 99, done.stderr

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.measure.cuda_runner import CudaRunner
+from retune.compiler.measure.processes.cuda_runner import CudaRunner
+from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.flows.tune_network import tune_network
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
@@ -26,7 +26,7 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def call(self: WorkerProcess, function: str, *arguments: Any, **options: Any) -> Any:
         return called(
             self,
-            function.replace("retune.compiler.driver.compare:", "tests.support.ptx_worker:"),
+            function.replace("retune.compiler.tune.compare:", "tests.support.ptx_worker:"),
             *arguments,
             **options,
         )

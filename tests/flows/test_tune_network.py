@@ -14,16 +14,16 @@ from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
-from retune.compiler import config
-from retune.compiler.driver import extract
-from retune.compiler.driver.report import Report
-from retune.compiler.errors import DeviceError, ModelFormatError, OptionError
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.library import Library
-from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.core import config
+from retune.compiler.core.errors import DeviceError, ModelFormatError, OptionError
 from retune.compiler.frontend.network import load_network
 from retune.compiler.graph.ir import Graph
-from retune.compiler.runtime.cuda import why_not
+from retune.compiler.runtime.cuda.driver import why_not
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.runtime.executor.library import Library
+from retune.compiler.runtime.executor.network import CompiledNetwork
+from retune.compiler.tune import extract
+from retune.compiler.tune.report import Report
 from retune.flows.tune_network import tune_network
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
@@ -68,7 +68,7 @@ def test_a_network_is_tuned_compiled_and_verified_and_the_next_run_starts_warm(
     assert first.run_id in str(folder)
 
     for name in ("LOCAL_CHUNK", "WHOLE_ROUND"):  # rounds in two chunks, whatever the machine
-        monkeypatch.setattr(f"retune.tasks.workers.{name}", 2)
+        monkeypatch.setattr(f"retune.tasks.fleet.workers.{name}", 2)
     second = tune_network(str(network), trials=400, threads=1, home=str(home), batch=4, early_stopping=8)
     assert 8 <= second.trials < 400
     records = ParquetRecordStore(home).records()

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from retune.flows import exits
-from retune.flows.worker import WorkerJob, serve_until_signal
+from retune.flows.cli import exits
+from retune.flows.cli.worker import WorkerJob, serve_until_signal
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from retune.compiler.measure.worker_process import WorkerLostError, WorkerProcess
+from retune.compiler.measure.processes.worker_process import WorkerLostError, WorkerProcess
 from retune.compiler.runtime.artifact import KernelArtifact
 from tests.support import ir_kernels
 from tests.support.property.checks import _run

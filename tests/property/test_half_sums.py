@@ -13,20 +13,20 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.codegen.dot_instructions import dot_instructions
-from retune.compiler.cost_model import RandomModel
-from retune.compiler.dtype import HALVES
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.dtype import HALVES
+from retune.compiler.core.errors import LoweringError
+from retune.compiler.core.target import Target
 from retune.compiler.ir.dot import is_possible
 from retune.compiler.ir.expr import Expr
+from retune.compiler.model import RandomModel
 from retune.compiler.ops import OPS
 from retune.compiler.ops.op import OpCall
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, CacheRead, CacheWrite, ComputeAt, Reorder, Rfactor, Split, Step
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.property.test_narrow_types import tiled_steps
 from tests.support.property.checks import Values, checked, explained

@@ -5,11 +5,11 @@ import contextlib
 import numpy as np
 import pytest
 
-from retune.compiler.cost_model import RandomModel
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.lower.layout_rewrite import relayouts, rewrite_layout
+from retune.compiler.model import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.steps import Step
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retune.compiler import te
-from retune.compiler.cost_model import RandomModel
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
+from retune.compiler.core.target import Target
+from retune.compiler.model import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import (
     Annotate,
@@ -32,7 +33,6 @@ from retune.compiler.schedule.steps import (
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import Observation, SketchPolicy
-from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.checks import HARDWARE, check
 from tests.support.property.wild import wild_steps

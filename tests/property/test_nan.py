@@ -16,12 +16,12 @@ from onnx.reference import ReferenceEvaluator
 
 import retune
 from retune.compiler import te
-from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.codegen.nvidia.nvptx import ptx
+from retune.compiler.core.target import Target
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, Split
-from retune.compiler.target import Target
 from tests.support.ptx.machine import run_ptx
 from tests.support.simt.execute import execute
 from tests.support.tiers import long_except

@@ -7,17 +7,17 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.codegen.dot_instructions import dot_instructions
-from retune.compiler.cost_model import RandomModel
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.ir.dot import is_possible
 from retune.compiler.ir.expr import Expr, is_float
+from retune.compiler.model import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, State
 from retune.compiler.schedule.steps import Annotate, CacheRead, Reorder, Split, Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import Axis, Tensor
 from tests.support.property.checks import checked, explained
 from tests.support.property.programs import random_steps

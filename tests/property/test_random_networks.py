@@ -14,10 +14,10 @@ import onnx
 import onnxruntime
 import pytest
 
-from retune.compiler.errors import ModelError, ShapeMismatchError
-from retune.compiler.frontend.onnx.dependence import bodies
-from retune.compiler.frontend.onnx.importer import CONVERTERS
-from retune.compiler.frontend.onnx.program import load_program
+from retune.compiler.core.errors import ModelError, ShapeMismatchError
+from retune.compiler.frontend.dependence import bodies
+from retune.compiler.frontend.importer import CONVERTERS
+from retune.compiler.frontend.program import load_program
 from retune.compiler.graph.program import Program
 from retune.compiler.vm.compiler import compile as vm_compile
 from retune.compiler.vm.machine import VirtualMachine

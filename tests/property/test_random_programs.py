@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
-from retune.compiler.measure.worker_process import WorkerFailedError, WorkerProcess
+from retune.compiler.measure.processes.worker_process import WorkerFailedError, WorkerProcess
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps
 from tests.support.property.checks import Verdict, explained

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import DefinitionError, LoweringError
+from retune.compiler.core.errors import DefinitionError, LoweringError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation

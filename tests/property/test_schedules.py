@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, ComputeAt, ComputeInline, Fuse, Split, Step, dump_steps, load_steps
-from retune.compiler.target import HardwareParams
 from tests.support.property.checks import check
 from tests.support.property.computations import random_computation
 from tests.support.property.programs import random_program

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from retune.compiler.cost_model import RandomModel
-from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.core.target import HardwareParams, Target
+from retune.compiler.measure.processes.worker_process import WorkerProcess
+from retune.compiler.model import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.target import HardwareParams, Target
 from tests.support.property.checks import Verdict, explained
 from tests.support.property.computations import random_computation
 from tests.support.property.graphs import random_graph

@@ -5,7 +5,7 @@ threads run in turn.
 import numpy as np
 import pytest
 
-from retune.compiler.cost_model import RandomModel
+from retune.compiler.model import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy

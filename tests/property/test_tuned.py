@@ -2,7 +2,7 @@
 
 import pytest
 
-from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.measure.processes.worker_process import WorkerProcess
 from tests.support.property.checks import Verdict
 from tests.support.property.tuned import tuned
 

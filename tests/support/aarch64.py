@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retune.compiler.dtype import number_type
-from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.executor.plan import BufferKind
+from retune.compiler.core.dtype import number_type
 from retune.compiler.runtime.artifact import ALIGNMENT, KernelArtifact
+from retune.compiler.runtime.executor.network import CompiledNetwork
+from retune.compiler.runtime.executor.plan import BufferKind
 
 Array = NDArray[Any]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.torch_models import TorchModel, make, versions
-from retune.compiler.errors import RetuneError
-from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.core.errors import RetuneError
+from retune.compiler.core.target import HardwareParams, Target
+from retune.compiler.frontend.importer import load_model
 from retune.compiler.graph.ir import Graph
-from retune.compiler.graph.partition import Partition, partition
+from retune.compiler.graph.partition.partition import Partition, partition
 from retune.compiler.graph.pipeline import optimize
-from retune.compiler.target import HardwareParams, Target
 
 TABLE = Path(__file__).parents[1] / "ecosystem" / "architectures.txt"
 TARGET, HARDWARE = Target("llvm -mcpu=x86-64-v3"), HardwareParams(num_cores=2)

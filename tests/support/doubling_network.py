@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
 from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.executor.network import CompiledNetwork
+from retune.compiler.runtime.executor.plan import BufferKind, BufferSpec, Call, Plan
 from retune.compiler.runtime.kernel_row import KernelRow
 from tests.support.ir_kernels import ELEMENTS, artifact
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.errors import DeviceError
-from retune.compiler.gpu_facts import GROUP_ARCH, STATIC_SHARED, facts_of, most_shared_of
+from retune.compiler.core.errors import DeviceError
+from retune.compiler.core.gpu_facts import GROUP_ARCH, STATIC_SHARED, facts_of, most_shared_of
 from retune.compiler.ir.expr import Buffer
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.runtime.cuda_driver import Extents, GpuDevice
+from retune.compiler.runtime.cuda.driver_interface import Extents, GpuDevice
 from tests.support.simt.execute import execute
 
 CALL_SECONDS = 1e-4

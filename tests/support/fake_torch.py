@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.dtype import BFLOAT16
+from retune.compiler.core.dtype import BFLOAT16
 
 OPERATION_SECONDS = 1e-4
 

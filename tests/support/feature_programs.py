@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from retune.compiler import te
-from retune.compiler.features import FEATURE_NAMES, extract
-from retune.compiler.features.table import FLAG_NAMES
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.affine import Affine
+from retune.compiler.model.features import FEATURE_NAMES, extract
+from retune.compiler.model.features.table import FLAG_NAMES
 from retune.compiler.schedule.bounds import Loop
 from retune.compiler.schedule.choices import LoopChoices, choices_of
 from retune.compiler.schedule.counts import OpCounts
@@ -16,7 +17,6 @@ from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.prior import prior_scores
 from retune.compiler.search.scored import scored_hardware
-from retune.compiler.target import HardwareParams
 from retune.compiler.te.tensor import ComputeOp, Tensor
 
 HARDWARE = HardwareParams(num_cores=2)

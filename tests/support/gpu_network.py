@@ -6,23 +6,23 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from retune.compiler.core.errors import LoweringError
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.driver.compile_network import BuildError, ChosenProgram, compile_graph
-from retune.compiler.errors import LoweringError
-from retune.compiler.executor.cuda_memory import CudaMemory
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
 from retune.compiler.graph.ir import Graph
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.artifact import Array, KernelArtifact
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.runtime.executor.cuda_memory import CudaMemory
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.runtime.executor.network import CompiledNetwork
+from retune.compiler.runtime.executor.plan import BufferKind, BufferSpec, Call, Plan
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from tests.support.fake_cuda import FakeDriver
 from tests.support.small_computations import doubled
 from tests.support.workloads import GPU

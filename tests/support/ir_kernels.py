@@ -16,13 +16,13 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from retune.compiler import te
-from retune.compiler.errors import LoweringError, ScheduleError
-from retune.compiler.packing import Packing
+from retune.compiler.core.errors import LoweringError, ScheduleError
+from retune.compiler.core.packing import Packing
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import Pragma, Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 
 ELEMENTS = 1024
 

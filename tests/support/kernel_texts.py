@@ -1,9 +1,9 @@
 """How a schedule becomes kernels, as the sections of a case."""
 
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.lower.gpu.build_kernels import KernelBuilder, build_kernels
 from retune.compiler.lower.gpu.pipeline import PASSES, lower_for_gpu
 from retune.compiler.schedule.state import State
-from retune.compiler.target import HardwareParams
 from tests.support.workloads import GPU
 
 

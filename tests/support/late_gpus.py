@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.errors import DeviceError
+from retune.compiler.core.errors import DeviceError
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.runtime.cuda_driver import Extents
+from retune.compiler.runtime.cuda.driver_interface import Extents
 from tests.support.fake_cuda import FakeDriver, Piece
 
 _GARBAGE = 0xC3

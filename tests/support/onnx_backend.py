@@ -12,15 +12,15 @@ import onnx
 from numpy.typing import NDArray
 from onnx.backend.base import Backend, BackendRep
 
+from retune.compiler.core.errors import DynamicShapeError, UnknownValueError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.errors import DynamicShapeError, UnknownValueError
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.frontend.onnx.dependence import CONTROL_FLOW
-from retune.compiler.frontend.onnx.importer import load_model
-from retune.compiler.frontend.onnx.program import load_program
+from retune.compiler.frontend.dependence import CONTROL_FLOW
+from retune.compiler.frontend.importer import load_model
+from retune.compiler.frontend.program import load_program
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.program import Call, HostCall, Statement
-from retune.compiler.target import Target
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.vm.compiler import compile as vm_compile
 from retune.compiler.vm.machine import VirtualMachine
 from retune.compiler.vm.values import ADT

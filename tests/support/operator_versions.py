@@ -20,8 +20,8 @@ from onnx import defs, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import retune
-from retune.compiler.errors import RetuneError, UnknownValueError
-from retune.compiler.frontend.onnx.elementwise import DTYPES
+from retune.compiler.core.errors import RetuneError, UnknownValueError
+from retune.compiler.frontend.ops.elementwise import DTYPES
 
 Array = NDArray[Any]
 

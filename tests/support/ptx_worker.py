@@ -15,14 +15,22 @@ from typing import Any, cast
 
 import numpy as np
 
-from retune.compiler.driver.compare import compare_networks
-from retune.compiler.errors import DeviceError
-from retune.compiler.executor import executors
+from retune.compiler.core.errors import DeviceError
 from retune.compiler.ir.kernel import Kernel
-from retune.compiler.measure import cuda_worker
-from retune.compiler.measure.cuda_worker import compare_stream, described, knows, missing, prepare, run_stream, set_up
-from retune.compiler.runtime import cuda
-from retune.compiler.runtime.cuda_driver import Extents, GpuDevice
+from retune.compiler.measure.processes import cuda_worker
+from retune.compiler.measure.processes.cuda_worker import (
+    compare_stream,
+    described,
+    knows,
+    missing,
+    prepare,
+    run_stream,
+    set_up,
+)
+from retune.compiler.runtime.cuda import driver as cuda
+from retune.compiler.runtime.cuda.driver_interface import Extents, GpuDevice
+from retune.compiler.runtime.executor import executors
+from retune.compiler.tune.compare import compare_networks
 from tests.support.fake_cuda import CALL_SECONDS, DEVICE, FakeDriver
 from tests.support.ptx.machine import MAX_LANES, Blocks
 from tests.support.ptx.memory import Buffer, Memory

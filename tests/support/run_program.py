@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from retune.compiler.errors import ShapeMismatchError
+from retune.compiler.core.errors import ShapeMismatchError
 from retune.compiler.graph.ir import Array
 from retune.compiler.graph.program import Branch, Call, Function, HostCall, Loop, Program
 from retune.compiler.graph.region import Param, bind

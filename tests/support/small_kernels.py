@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from retune.compiler import te
 from retune.compiler.codegen.backend import backend_of
+from retune.compiler.core.target import Target
 from retune.compiler.ops import OPS, Attribute
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
 from tests.support.simt_operators import OPERATORS
 from tests.support.small_computations import doubled, matmul, sum_and_peak, window
 from tests.support.workloads import max_pool, min_nm, relu_only, softmax, zero_rank_reduce

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from retune.compiler.driver.limits import MachineLimits
-from retune.compiler.driver.report import Comparison, Contender, Report
 from retune.compiler.measure.record import MeasureRecord
 from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
+from retune.compiler.tune.limits import MachineLimits
+from retune.compiler.tune.report import Comparison, Contender, Report
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.rounds import append_round
 from retune.storage.runs import RunLedger

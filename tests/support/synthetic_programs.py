@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from retune.compiler.cost_model import TrainingBatch
-from retune.compiler.features import extract
+from retune.compiler.model import TrainingBatch
+from retune.compiler.model.features import extract
 from tests.support.feature_programs import HARDWARE, choices, tiled_matmul
 
 Ints = NDArray[np.int64]

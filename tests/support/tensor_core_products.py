@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.codegen.nvptx import ptx
-from retune.compiler.gpu_facts import facts_of
+from retune.compiler.codegen.nvidia.nvptx import ptx
+from retune.compiler.core.gpu_facts import facts_of
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.ir.stmt import Block, Stmt, map_stmt, walk_stmt
@@ -20,7 +21,6 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import build_spaces
-from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import Tensor
 from tests.support.property.programs import inputs_of

@@ -1,6 +1,6 @@
 """Trials for tuning logs."""
 
-from retune.compiler.measure.log import LoggedTask, LoggedTrial
+from retune.compiler.measure.logs.log import LoggedTask, LoggedTrial
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.schedule.primitives import split
 from retune.compiler.schedule.state import State

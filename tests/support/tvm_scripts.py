@@ -6,13 +6,13 @@ from zlib import crc32
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.auto_scheduler import SearchTask, State, build
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.schedule.steps import Step, dump_steps
 from retune.compiler.schedule.task import SearchTask as PlainTask
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import Tensor
+from retune.compiler.tvm.auto_scheduler import SearchTask, State, build
 
 
 def matmul(n: int, m: int, k: int) -> list[Tensor]:

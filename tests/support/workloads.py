@@ -3,15 +3,15 @@
 import numpy as np
 
 from retune.compiler import te
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.graph.fuse import FusedOp
 from retune.compiler.graph.ir import Attribute, Value
-from retune.compiler.graph.partition import express
+from retune.compiler.graph.partition.fuse import FusedOp
+from retune.compiler.graph.partition.partition import express
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops import winograd
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from tests.support.winograd_of_matrices import winograd_conv2d
 
 CORES = HardwareParams(num_cores=4)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.errors import RetuneError
+from retune.compiler.core.errors import RetuneError
 
 WRONG: tuple[Any, ...] = (
     None, True, 7, -1, 1.5, float("nan"), "no such thing", "a\0b", b"bytes", (), [], [[1], [2, 3]], {}, {"a": 1},

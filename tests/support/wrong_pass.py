@@ -10,20 +10,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from retune.compiler.codegen.dot_instructions import dots_of
-from retune.compiler.driver.explain import difference
-from retune.compiler.errors import OptionError, RetuneError
+from retune.compiler.core.errors import OptionError, RetuneError
+from retune.compiler.core.target import Target
 from retune.compiler.ir.kernel import DeviceFunction, Kernel
 from retune.compiler.ir.stmt import LoopFunction
 from retune.compiler.lower.build_loops import build_loops
 from retune.compiler.lower.pipeline import cpu_passes
 from retune.compiler.measure.check import Expected, roundings_of
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
+from retune.compiler.tune.explain import difference
 from tests.support.simt.execute import execute
 
 

@@ -14,9 +14,9 @@ import yaml
 from prefect.cli import app as prefect_app
 from typer.testing import CliRunner
 
-from retune.compiler import config
-from retune.compiler.settings import unknown_variables
-from retune.flows.cli import app
+from retune.compiler.core import config
+from retune.compiler.core.settings import unknown_variables
+from retune.flows.cli.app import app
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "deployments" / "containers"
@@ -97,7 +97,7 @@ def test_the_container_of_a_worker_installs_what_it_copies(tmp_path: Path) -> No
         else:
             target.write_bytes((ROOT / source).read_bytes())
     assert (tmp_path / PROJECT["readme"]).exists()
-    code = "import retune.flows.cli; print(retune.flows.cli.__file__)"
+    code = "import retune.flows.cli.app; print(retune.flows.cli.app.__file__)"
     environment = config.child_environment({"PYTHONPATH": str(tmp_path)})
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)

@@ -8,8 +8,8 @@ from typing import Any
 
 import onnx
 
-from retune.compiler.errors import ModelFormatError, OptionError
-from retune.compiler.frontend.onnx.model_file import check_model
+from retune.compiler.core.errors import ModelFormatError, OptionError
+from retune.compiler.frontend.model_file import check_model
 from retune.compiler.frontend.zoo.bert import bert_base
 from retune.compiler.frontend.zoo.mlp import mlp
 from retune.compiler.frontend.zoo.mobilenet import mobilenet_v2

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from retune.compiler.dtype import accumulated
+from retune.compiler.core.dtype import accumulated
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.ops import OPS, FusionKind

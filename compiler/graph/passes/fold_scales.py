@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Array, Graph, Node
-from retune.compiler.graph.memoize import memoized
-from retune.compiler.graph.passes.arithmetic_rules import merge_constants
+from retune.compiler.graph.partition.memoize import memoized
+from retune.compiler.graph.passes.rules.arithmetic_rules import merge_constants
 
 Doubles = NDArray[np.float64]
 

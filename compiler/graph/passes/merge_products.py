@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retune.compiler.dtype import is_float
+from retune.compiler.core.dtype import is_float
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Array, Graph, Node
-from retune.compiler.graph.memoize import memoized
-from retune.compiler.graph.passes.views import reshaped
+from retune.compiler.graph.partition.memoize import memoized
+from retune.compiler.graph.passes.rules.views import reshaped
 from retune.compiler.ops.conv import LAYOUTS
 
 _CONVOLUTIONS = ("conv2d", "conv3d")

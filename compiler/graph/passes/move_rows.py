@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
-from retune.compiler.graph.passes.views import reshaped
+from retune.compiler.graph.passes.rules.views import reshaped
 
 _MOVES = ("reshape", "slice", "transpose", "concat")
 _SCALES = ("mul", "add")

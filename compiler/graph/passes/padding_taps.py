@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
-from retune.compiler.graph.passes.views import cut
+from retune.compiler.graph.passes.rules.views import cut
 from retune.compiler.ops.conv import LAYOUTS, window_extent
 
 _CONVOLUTIONS = ("conv2d", "conv3d")

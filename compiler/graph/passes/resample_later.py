@@ -5,7 +5,7 @@ from functools import reduce
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
-from retune.compiler.graph.passes.views import cut
+from retune.compiler.graph.passes.rules.views import cut
 from retune.compiler.ops.conv import LAYOUTS
 
 _LARGEST_SHARE = 0.8

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from retune.compiler.dtype import HALVES, is_float
+from retune.compiler.core.dtype import HALVES, is_float
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node, Value
 from retune.compiler.graph.passes.merge_products import is_product
-from retune.compiler.graph.passes.views import reshaped
+from retune.compiler.graph.passes.rules.views import reshaped
 
 _LARGEST_SHARE = 0.25
 """Most weights per element of the input. Scaled weights are not constant, so no layout is chosen for them: from 0.4 on

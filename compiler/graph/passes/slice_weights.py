@@ -9,8 +9,8 @@ from functools import cache
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
-from retune.compiler.graph.passes.slice_rules import sink_reshape_of_slice, sliced_axis
-from retune.compiler.graph.passes.views import cut
+from retune.compiler.graph.passes.rules.slice_rules import sink_reshape_of_slice, sliced_axis
+from retune.compiler.graph.passes.rules.views import cut
 from retune.compiler.ops import OPS, FusionKind
 
 

@@ -15,7 +15,7 @@ from string import ascii_lowercase
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
-from retune.compiler.graph.passes.layout_rules import merge_reshapes
+from retune.compiler.graph.passes.rules.layout_rules import merge_reshapes
 
 Words = tuple[str, str, str]
 """The letters of the axes of both operands and of the result."""

@@ -10,7 +10,7 @@ need no fence if all of them are copied.
 
 from dataclasses import dataclass, replace
 
-from retune.compiler.dtype import item_bytes
+from retune.compiler.core.dtype import item_bytes
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.expr import BinaryOp, Buffer, Const, Expr, Load, Select, Var, binary, const
 from retune.compiler.ir.interval import Ranges, as_index, conjuncts, decide_condition

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.affine import affine, flat_index
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Const, Expr, Load, Var
 from retune.compiler.ir.interval import limits

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import Expr, const
 from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, LoopFunction, LoopKind, Stmt
 from retune.compiler.ir.visit import variables

@@ -2,11 +2,11 @@
 
 from enum import StrEnum
 
-from retune.compiler.errors import DeviceLimitError
+from retune.compiler.core.errors import DeviceLimitError
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.kernel import Kernel
 from retune.compiler.ir.rewrite import find_stmts
 from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, For, LoopFunction, LoopKind
-from retune.compiler.target import HardwareParams
 
 # Compute capability 3.0 and later (CUDA C++ Programming Guide, technical specifications).
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)

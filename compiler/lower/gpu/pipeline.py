@@ -3,8 +3,9 @@
 The passes are one tuple, in order. The result keeps the limits of the GPU.
 """
 
-from retune.compiler import config
-from retune.compiler.errors import LoweringError
+from retune.compiler.core import config
+from retune.compiler.core.errors import LoweringError
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir import trace
 from retune.compiler.ir.kernel import DeviceFunction, Kernel
 from retune.compiler.ir.stmt import LoopFunction, check_function_name
@@ -26,7 +27,6 @@ from retune.compiler.lower.gpu.warpgroups import GroupBuilder
 from retune.compiler.lower.passes import LegalizeLoops, LoopPass, SimplifyIndices
 from retune.compiler.lower.pipeline import finish_pass
 from retune.compiler.schedule.state import State
-from retune.compiler.target import HardwareParams
 
 PASSES: tuple[LoopPass, ...] = (
     SimplifyIndices(),

@@ -12,7 +12,7 @@ half of a memory sector. After lanes have exchanged the values of four instructi
 from dataclasses import dataclass, replace
 from math import gcd
 
-from retune.compiler.dtype import item_bytes
+from retune.compiler.core.dtype import item_bytes
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Const, Expr, Load, Var, const
 from retune.compiler.ir.rewrite import find_stmts, has_stmt, rewrite

@@ -15,7 +15,7 @@ copies into the tile of the iteration before that.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import Expr, const
 from retune.compiler.ir.rewrite import allocate, allocated, rewrite, statements_of
 from retune.compiler.ir.stmt import Barrier, For, If, LoopFunction, Stmt, block, map_exprs

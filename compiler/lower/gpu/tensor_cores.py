@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.affine import affine
 from retune.compiler.ir.expr import Binary, Buffer, Cast, Expr, Load, Var, const, select
 from retune.compiler.ir.interval import Ranges, as_index

@@ -11,7 +11,7 @@ so that the steps of a dot product become the innermost digit of their layout an
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from retune.compiler.dtype import BFLOAT16
+from retune.compiler.core.dtype import BFLOAT16
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.dot import BYTES, is_possible
 from retune.compiler.ir.expr import Binary, BinaryOp, Cast, Dot, Expr, Load, Var

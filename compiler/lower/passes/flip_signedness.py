@@ -13,7 +13,7 @@ The code generator handles dot products outside of tiles, and tiles without rows
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from retune.compiler.dtype import item_bytes
+from retune.compiler.core.dtype import item_bytes
 from retune.compiler.ir.dot import OTHER_SIGN, Pair, in_order
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Cast, Const, Dot, Expr, Load, const
 from retune.compiler.ir.rewrite import nest, perfect_nest, rewrite, statements_of

@@ -6,7 +6,7 @@ stays where the target has masks and the guarded statement reads and writes cont
 
 from dataclasses import dataclass, replace
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.affine import stride_of
 from retune.compiler.ir.expr import Load, Select, Var
 from retune.compiler.ir.rewrite import accesses_of, find_stmts, rewrite, statements_of

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.rewrite import rewrite, unrolled_size
 from retune.compiler.ir.stmt import For, LoopFunction, LoopKind
 

@@ -9,12 +9,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from retune.compiler.core.packing import Packing, most_padded
 from retune.compiler.ir.affine import IndexForm, affine
 from retune.compiler.ir.expr import INDEX, Buffer, Dot, Expr, Load, const
 from retune.compiler.ir.rewrite import walk_in_scope
 from retune.compiler.ir.stmt import LoopFunction, Stmt, exprs_of, map_exprs
 from retune.compiler.ir.visit import of_type, parts, replace_nodes
-from retune.compiler.packing import Packing, most_padded
 
 
 @dataclass(frozen=True, slots=True)

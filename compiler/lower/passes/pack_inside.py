@@ -7,10 +7,10 @@ after:  parallel d1: for d0: vector d2: B.packed[…] = B[…];   … B.packed[x
 import math
 from dataclasses import dataclass, replace
 
+from retune.compiler.core.packing import Packing
 from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const, select
 from retune.compiler.ir.rewrite import redirect
 from retune.compiler.ir.stmt import For, Let, LoopFunction, LoopKind, Stmt, Store, block
-from retune.compiler.packing import Packing
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ them in registers. A reduction of several values, which writes through temporari
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from retune.compiler.dtype import accumulated, item_bytes
+from retune.compiler.core.dtype import accumulated, item_bytes
 from retune.compiler.ir.expr import Binary, Buffer, Const, Expr, Load, binary, cast
 from retune.compiler.ir.interval import Ranges
 from retune.compiler.ir.rewrite import RulesInScope, allocate, nest, perfect_nest, redirect, rewrite_down, statements_of

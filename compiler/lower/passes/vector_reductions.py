@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from retune.compiler.dtype import accumulated, item_bytes
+from retune.compiler.core.dtype import accumulated, item_bytes
 from retune.compiler.ir.affine import flat_index, stride_of
 from retune.compiler.ir.expr import (
     BOOL,

@@ -6,7 +6,7 @@ after:  for i: for k: vector j: c[i, j] = c[i, j] + a[i, k] * b[k, j]
 
 from dataclasses import dataclass, replace
 
-from retune.compiler.dtype import item_bytes
+from retune.compiler.core.dtype import item_bytes
 from retune.compiler.ir.affine import flat_index, stride_of
 from retune.compiler.ir.expr import Select
 from retune.compiler.ir.interval import Ranges

@@ -6,7 +6,7 @@ The order of the computation does not change.
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule.state import (
     Alignment,
     Annotation,

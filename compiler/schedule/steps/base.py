@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule.state import Iterator, Stage, State
 from retune.compiler.te.tensor import ExternOp
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule.relations import split_extents
 from retune.compiler.schedule.state import Annotation, FuseRelation, Iterator, IterKind, Number, SplitRelation, State
 from retune.compiler.schedule.steps.base import Step, iterator_of, spliced

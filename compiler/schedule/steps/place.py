@@ -6,7 +6,7 @@ The result does not change. Bounds inference refuses a location that cannot work
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule.state import Attached, Inlined, Location, Root, State
 from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_attached, refuse_family, refuse_function_input
 from retune.compiler.te.tensor import ExternOp

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from retune.compiler.errors import DefinitionError, ScheduleError
+from retune.compiler.core.errors import DefinitionError, ScheduleError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.schedule import graph_edits
 from retune.compiler.schedule.dag import ComputeDAG

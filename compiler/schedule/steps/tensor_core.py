@@ -6,7 +6,7 @@ The result stays the same up to the rounding that the instruction's kind names.
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from retune.compiler.errors import DefinitionError, ScheduleError
+from retune.compiler.core.errors import DefinitionError, ScheduleError
 from retune.compiler.schedule.contraction import as_matmul
 from retune.compiler.schedule.state import IterKind, Number, Root, State, initial_stage
 from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_annotated, refuse_attached

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from retune.flows import cli, exits
+from retune.flows.cli import app as cli
+from retune.flows.cli import exits
 
 Refused = Callable[..., str]
 """`refused` of a test: the words of a command line are given, what is said comes back."""
@@ -15,7 +16,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """Run the command line in this process; the second half of `tune` must not be reached."""
     monkeypatch.setattr(sys, "argv", ["retune", *arguments])
     monkeypatch.setattr(
-        "retune.flows.embedded_server.begin_session", lambda: pytest.fail("the flow would have been started")
+        "retune.flows.server.embedded_server.begin_session", lambda: pytest.fail("the flow would have been started")
     )
     try:
         cli.main()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from retune.compiler import config
+from retune.compiler.core import config
 
 START_SECONDS = 120.0
 STRIKE_SECONDS = 240.0
@@ -21,7 +21,7 @@ def worker(log: Path, *options: str, settings: Mapping[str, str] | None = None) 
     """A worker that serves its queues; what it says goes to `log`."""
     paths = os.pathsep.join(entry for entry in sys.path if entry)
     environment = config.child_environment({"PYTHONPATH": paths, **(settings or {})})
-    command = [sys.executable, "-P", "-m", "retune.flows.cli", "worker", *options]
+    command = [sys.executable, "-P", "-m", "retune.flows.cli.app", "worker", *options]
     with log.open("wb") as stream:
         process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream)
     try:

@@ -12,8 +12,8 @@ from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from benchmarks.fleet import scheduling
-from retune.compiler.measure.fleet import BUILD, device_queue
-from retune.tasks.plan import DASK, PREFECT
+from retune.compiler.measure.remote.fleet import BUILD, device_queue
+from retune.tasks.fleet.plan import DASK, PREFECT
 from tests.support.flows.fleet_workers import strike_at_work, worker
 from tests.support.flows.servers import free_port, server
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from retune.compiler import config
+from retune.compiler.core import config
 from retune.compiler.measure.record import MeasureRecord
 from retune.storage.parquet import ParquetRecordStore
 
@@ -24,7 +24,16 @@ PATIENCE_SECONDS = 240.0
 
 def command(network: Path, home: Path) -> list[str]:
     options = ["--trials", str(TRIALS), "--threads", "1", "--store", str(home)]
-    return [sys.executable, "-P", "-m", "retune.flows.launch", "retune.flows.cli", "tune", str(network), *options]
+    return [
+        sys.executable,
+        "-P",
+        "-m",
+        "retune.flows.cli.launch",
+        "retune.flows.cli.app",
+        "tune",
+        str(network),
+        *options,
+    ]
 
 
 def environment_on(home: Path, **extra: str) -> dict[str, str]:
@@ -86,7 +95,7 @@ def processes_of(home: Path) -> list[str]:
     for process in run_processes(home):
         with suppress(psutil.Error):
             found.append(" ".join(process.cmdline()))
-    return [line for line in found if "retune.flows.reaper" not in line]
+    return [line for line in found if "retune.flows.server.reaper" not in line]
 
 
 def run_processes(home: Path) -> Iterator[psutil.Process]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from retune.compiler import config
+from retune.compiler.core import config
 from tests.support.flows.simulated_runs import PATIENCE_SECONDS
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.simulated import Simulation, command
-from retune.compiler import config
+from retune.compiler.core import config
 from retune.compiler.measure.record import MeasureRecord
 from retune.flows.parameters import TuneJob
 from retune.storage.parquet import ParquetRecordStore

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from retune.compiler.codegen.dot_instructions import dots_of
+from retune.compiler.core.errors import LoweringError
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel, kernel_source
-from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import Dot, is_float
 from retune.compiler.ir.stmt import Allocate, For, If, LoopFunction, LoopKind, exprs_of, walk_stmt
 from retune.compiler.ir.visit import walk
@@ -26,11 +27,10 @@ from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.buffers import CANARY, FencedArray
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step, dump_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import ComputeOp, Tensor
 from tests.support.property.graphs import full_inputs

@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.dtype import accumulated
+from retune.compiler.core.dtype import accumulated
 from retune.compiler.ir.expr import Expr, is_float
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.tensor import ComputeOp, Tensor

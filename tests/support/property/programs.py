@@ -3,7 +3,7 @@
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule.access import consumers, is_strictly_inlineable
 from retune.compiler.schedule.bounds import infer_stage_bounds
 from retune.compiler.schedule.dag import ComputeDAG

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from retune.compiler.codegen.backend import default_steps_of
-from retune.compiler.cost_model import RandomModel
+from retune.compiler.core.target import Target
+from retune.compiler.model import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import Observation, SketchPolicy
-from retune.compiler.target import Target
 from tests.support.property.checks import HARDWARE, Verdict, explained, judge
 from tests.support.property.computations import random_computation
 from tests.support.property.graphs import random_graph, random_products

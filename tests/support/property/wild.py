@@ -5,7 +5,7 @@ A step that does not apply is dropped, so the schedule replays and its bounds ca
 
 from collections.abc import Callable
 
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule.access import consumers
 from retune.compiler.schedule.bounds import infer_stage_bounds
 from retune.compiler.schedule.dag import ComputeDAG

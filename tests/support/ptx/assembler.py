@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from retune.compiler.core.target import Target
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.spaces import build_spaces
-from retune.compiler.target import Target
 from tests.support.workloads import GPU, matmul
 
 

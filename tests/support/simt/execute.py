@@ -13,8 +13,8 @@ from math import prod
 
 import numpy as np
 
-from retune.compiler.dtype import item_bytes
-from retune.compiler.errors import DefinitionError, LoweringError
+from retune.compiler.core.dtype import item_bytes
+from retune.compiler.core.errors import DefinitionError, LoweringError
 from retune.compiler.ir.expr import Binary, Buffer, Call, Cast, Const, Expr, Load, Not, Select, Var
 from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from retune.compiler.ir.numeric import BINARY, intrinsic

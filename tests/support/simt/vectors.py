@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retune.compiler.dtype import item_bytes
+from retune.compiler.core.dtype import item_bytes
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.alignment import first_alignment
 from retune.compiler.ir.expr import Buffer, Expr, Load

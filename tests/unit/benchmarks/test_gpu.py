@@ -21,18 +21,18 @@ from benchmarks.gpu_peak import chains, measured_bandwidth, measured_flops
 from benchmarks.gpu_torch import COMPILED, EAGER, TorchCall, TorchPeers, network_makers
 from benchmarks.harness import Figure, Run
 from retune.compiler.codegen import backend
-from retune.compiler.codegen.device_build import build_device_kernel
+from retune.compiler.codegen.nvidia.device_build import build_device_kernel
+from retune.compiler.core.errors import DeviceError, MeasureError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of_gpu
-from retune.compiler.errors import DeviceError, MeasureError
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import Measurement
-from retune.compiler.runtime import cuda
 from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.cuda import driver as cuda
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.fake_cuda import CALL_SECONDS, DEVICE, FakeDriver
 from tests.support.fake_torch import OPERATION_SECONDS, FakeModule, FakeTorch

@@ -6,8 +6,8 @@ from benchmarks import gpu_code
 from benchmarks.gpu_bounds import bound_of, cycles_of, hottest, kind_of, mix
 from benchmarks.gpu_cases import GpuCase
 from benchmarks.nvdisasm import Instruction, disassembler, kernels_in
-from retune.compiler.codegen.ptxas import assembles
-from retune.compiler.gpu_facts import facts_of
+from retune.compiler.codegen.nvidia.ptxas import assembles
+from retune.compiler.core.gpu_facts import facts_of
 from retune.compiler.ir.expr import Buffer, Load, Var
 from retune.compiler.ir.kernel import Kernel
 from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Store

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from benchmarks import onnx_peers, zoo
 from benchmarks.network_peers import SESSION, _error, seeded_inputs, time_networks
-from retune.compiler.driver.onnx_runtime import OnnxRuntime
-from retune.compiler.errors import MeasureError
+from retune.compiler.core.errors import MeasureError
+from retune.compiler.tune.onnx_runtime import OnnxRuntime
 
 TAKES, REFUSES, FLATTENS = "takes", "refuses", "flattens"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.nvdisasm import CodeLoop, Instruction, disassemble, disassembler, kernels_in
-from retune.compiler.codegen.ptxas import assemble, assembles
+from retune.compiler.codegen.nvidia.ptxas import assemble, assembles
 
 TEXT = """
 	.target	sm_90

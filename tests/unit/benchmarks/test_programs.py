@@ -34,11 +34,11 @@ from benchmarks import (
 from benchmarks import round as rounds
 from benchmarks.metaschedule import MetaSchedule
 from benchmarks.operator_networks import OPERATORS, operator_network
+from retune.compiler.core.errors import MeasureError
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.driver.extract import extract_network
-from retune.compiler.errors import MeasureError
 from retune.compiler.measure import peak
 from retune.compiler.measure.peak import measured_peak
+from retune.compiler.tune.extract import extract_network
 
 pytestmark = pytest.mark.long
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import zoo
 from benchmarks.network_peers import seeded_inputs
-from retune.compiler.driver.onnx_runtime import OnnxRuntime
+from retune.compiler.tune.onnx_runtime import OnnxRuntime
 from tests.support.zoo_sizes import SMALL
 
 torch = pytest.importorskip("torch")

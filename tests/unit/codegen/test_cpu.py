@@ -7,13 +7,13 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.codegen.cpu import describe, vector_bytes
+from retune.compiler.core.errors import TargetError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.build import build_kernel, kernel_source
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.errors import TargetError
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import Annotate, Split
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
 
 MACHINE_OFFSET, ELF_X86_64, ELF_AARCH64 = 18, 62, 183
 

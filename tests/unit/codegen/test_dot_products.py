@@ -8,8 +8,9 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.codegen.dot_instructions import dot_instructions
+from retune.compiler.core.dtype import is_float
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel, kernel_source
-from retune.compiler.dtype import is_float
 from retune.compiler.ir.expr import Expr
 from retune.compiler.runtime.buffers import FencedArray
 from retune.compiler.runtime.loader import load_kernels
@@ -17,7 +18,6 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, Reorder, Split, Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from tests.support.fenced import fenced
 
 HOST = Target.host()

@@ -7,12 +7,12 @@ import pytest
 from numpy.typing import NDArray
 
 from retune.compiler import te
-from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.codegen.nvidia.nvptx import ptx
+from retune.compiler.core.target import Target
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, Fuse, Split, Step
-from retune.compiler.target import Target
 from tests.support.ptx.machine import Blocks
 from tests.support.ptx.memory import Memory
 from tests.support.ptx.program import PtxModule

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel, kernel_source
 from retune.compiler.ir.expr import Expr
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, Reorder, Split, Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import Tensor
 from tests.support.fenced import fenced

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.codegen.nvidia.nvptx import ptx
+from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.kernel import DeviceFunction
@@ -18,7 +19,6 @@ from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.spaces import build_spaces
-from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of
 from tests.support.ptx.machine import run_ptx

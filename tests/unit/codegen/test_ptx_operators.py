@@ -10,15 +10,15 @@ import pytest
 from numpy.typing import NDArray
 
 from retune.compiler import te
-from retune.compiler.codegen.nvptx import ptx
-from retune.compiler.dtype import BFLOAT16, HALVES, is_float
-from retune.compiler.errors import DefinitionError
+from retune.compiler.codegen.nvidia.nvptx import ptx
+from retune.compiler.core.dtype import BFLOAT16, HALVES, is_float
+from retune.compiler.core.errors import DefinitionError
+from retune.compiler.core.target import Target
 from retune.compiler.ir.expr import Expr
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, Split, Step
-from retune.compiler.target import Target
 from tests.support.ptx.machine import run_ptx
 from tests.support.simt.execute import execute
 from tests.support.tiers import long_except

@@ -13,6 +13,7 @@ from retune.compiler.codegen.cpu import compile_module
 from retune.compiler.codegen.intrinsics import call_instruction
 from retune.compiler.codegen.types import llvm_type
 from retune.compiler.codegen.values import Value
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel, kernel_source
 from retune.compiler.runtime.buffers import FencedArray
 from retune.compiler.runtime.loader import load_kernels
@@ -20,7 +21,6 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 
 Floats = NDArray[Any]
 Function = Callable[[Floats], Floats]

@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from retune.compiler import te
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.runtime.buffers import FencedArray
 from retune.compiler.runtime.loader import load_kernels
@@ -15,7 +16,6 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 
 Floats = NDArray[Any]
 INF, NAN = math.inf, math.nan

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.codegen.nvptx import ptx
-from retune.compiler.codegen.ptxas import assembler, assembles
-from retune.compiler.codegen.warpgroup import descriptor_bits
+from retune.compiler.codegen.nvidia.nvptx import ptx
+from retune.compiler.codegen.nvidia.ptxas import assembler, assembles
+from retune.compiler.codegen.nvidia.warpgroup import descriptor_bits
+from retune.compiler.core.errors import LoweringError
+from retune.compiler.core.gpu_facts import GROUP_ARCH
+from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.errors import LoweringError
-from retune.compiler.gpu_facts import GROUP_ARCH
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.ir.tensor_core import GroupLayout
-from retune.compiler.target import Target
 from tests.support.ptx.assembler import assembled
 from tests.support.tensor_core_products import WARPGROUPS, lowered, product, tensor_space, with_lengths
 

@@ -6,13 +6,13 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.codegen.work import is_worth_threads
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.stmt import For, LoopKind, walk_stmt
 from retune.compiler.lower.pipeline import lower
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.state import replay
-from retune.compiler.target import HardwareParams
 from tests.support.small_computations import matmul
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from retune import compiler
 from retune.compiler import auto_scheduler, nd, te
+from retune.compiler.core.errors import ArtifactError, DefinitionError, LoweringError, RetuneError, ScheduleError
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build, build_kernel
-from retune.compiler.errors import ArtifactError, DefinitionError, LoweringError, RetuneError, ScheduleError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.runtime.buffers import aligned_array, aligned_copy
 from retune.compiler.runtime.function import KernelFunction
@@ -18,7 +19,6 @@ from retune.compiler.schedule.primitives import split
 from retune.compiler.schedule.state import Annotation, State
 from retune.compiler.schedule.steps import Annotate, Fuse, Pragma, Reorder, Split, Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import Tensor
 
 

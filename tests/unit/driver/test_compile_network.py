@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from benchmarks.zoo import NAMES, build
 from retune.compiler.codegen.build import build_kernel
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.compile_network import (
     BuildError,
     ChosenProgram,
@@ -18,19 +19,18 @@ from retune.compiler.driver.compile_network import (
     compile_graph,
     reuse_kernels,
 )
-from retune.compiler.executor import BufferKind, CompiledNetwork, GraphExecutor
-from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.frontend.importer import load_model
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Graph, Value
-from retune.compiler.graph.partition import partition
+from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.executor import BufferKind, CompiledNetwork, GraphExecutor
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, ComputeInline, Reorder, Split, Step, dump_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from tests.support.attributes import CONV, POOL
 from tests.support.gpu_network import compiled_for_gpu, run_on_gpu
 from tests.support.tiers import long_except

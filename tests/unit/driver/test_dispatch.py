@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.errors import LogFormatError, OptionError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.dispatch import (
     ApplyHistoryBest,
     DispatchContext,
@@ -21,13 +23,11 @@ from retune.compiler.driver.dispatch import (
     is_enabled,
     telling_nothing,
 )
-from retune.compiler.errors import LogFormatError, OptionError
-from retune.compiler.measure.log import LoggedTask, LoggedTrial, append_log, to_record
+from retune.compiler.measure.logs.log import LoggedTask, LoggedTrial, append_log, to_record
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import Split
-from retune.compiler.target import Target
 
 HERE = Target("llvm -mcpu=znver4")
 

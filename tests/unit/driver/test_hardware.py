@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from retune.compiler.core.errors import TargetError
+from retune.compiler.core.gpu_facts import facts_of
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.hardware import completed, hardware_of, hardware_of_gpu, target_on
-from retune.compiler.errors import TargetError
-from retune.compiler.gpu_facts import facts_of
-from retune.compiler.target import HardwareParams, Target
 from tests.support.fake_cuda import DEVICE
 
 

@@ -11,20 +11,20 @@ import pytest
 
 from benchmarks import zoo
 from retune import compiler
+from retune.compiler.core.errors import ModelFormatError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import ApplyHistoryBest
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.network_build import build_network
 from retune.compiler.driver.pass_context import PassContext
-from retune.compiler.errors import ModelFormatError
 from retune.compiler.frontend.network import load_network
-from retune.compiler.graph.partition import partition
+from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
-from retune.compiler.graph_executor import GraphModule, cpu
-from retune.compiler.measure.log import append_log
+from retune.compiler.measure.logs.log import append_log
 from retune.compiler.runtime.kernel_row import ProgramSource
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
+from retune.compiler.tvm.graph_executor import GraphModule, cpu
 from tests.support.tiers import long_except
 from tests.support.trials import split_by_one
 from tests.support.zoo_sizes import SMALL

@@ -21,14 +21,14 @@ from onnx import TensorProto, helper
 import retune
 from benchmarks import zoo
 from benchmarks.network_peers import BOUND, contender, seeded_inputs
-from retune.compiler.codegen import custom_ops
-from retune.compiler.codegen.c_module import INT, CModule
+from retune.compiler.codegen.abi import custom_ops
+from retune.compiler.codegen.abi.c_module import INT, CModule
+from retune.compiler.codegen.abi.cpu_guard import AT, cpu_guard
 from retune.compiler.codegen.cpu import describe
-from retune.compiler.codegen.cpu_guard import AT, cpu_guard
+from retune.compiler.core.errors import ArtifactError, DynamicShapeError, OptionError, UnsupportedOperatorError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.onnx_export import export_network
-from retune.compiler.errors import ArtifactError, DynamicShapeError, OptionError, UnsupportedOperatorError
 from retune.compiler.runtime.loader import host_features, native_address
-from retune.compiler.target import Target
 from tests.support.onnx_networks import (
     Arrays,
     draw_weights,

@@ -3,18 +3,18 @@
 import pytest
 
 from retune.compiler.codegen.backend import default_steps_of
+from retune.compiler.core.errors import ScheduleError
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver import parallel_build
 from retune.compiler.driver.compile_network import ChosenProgram, build_in_process
 from retune.compiler.driver.parallel_build import build_in_parallel
-from retune.compiler.errors import ScheduleError
-from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.frontend.importer import load_model
 from retune.compiler.frontend.zoo import build
-from retune.compiler.graph.partition import partition
+from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.ir import trace
-from retune.compiler.measure.worker_process import WorkerProcess, WorkerStartError
+from retune.compiler.measure.processes.worker_process import WorkerProcess, WorkerStartError
 from retune.compiler.schedule.steps import Fuse
-from retune.compiler.target import HardwareParams, Target
 
 
 def programs() -> list[ChosenProgram]:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from retune import compiler
+from retune.compiler.core.errors import OptionError, PassOptionError
 from retune.compiler.driver.dispatch import ApplyHistoryBest, is_enabled
 from retune.compiler.driver.pass_context import PassContext
-from retune.compiler.errors import OptionError, PassOptionError
 
 
 def test_options_have_defaults_and_are_known_by_name_and_type() -> None:

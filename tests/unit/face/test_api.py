@@ -14,7 +14,7 @@ import onnx.numpy_helper
 import pytest
 
 import retune
-from retune.compiler.errors import ArtifactError, ModelFormatError, OptionError
+from retune.compiler.core.errors import ArtifactError, ModelFormatError, OptionError
 from retune.compiler.runtime.buffers import aligned_copy
 from retune.models import store_onnx
 
@@ -39,8 +39,7 @@ def _input(rows: int = 3) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 # Packages and modules of `retune.compiler` that running a network needs.
-_RUNTIME = {"config", "driver", "dtype", "errors", "executor", "gpu_facts", "lazy", "lower", "options", "packing"}
-_RUNTIME |= {"runtime", "settings", "target"}
+_RUNTIME = {"core", "driver", "lower", "runtime"}
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import resource, sys
 import numpy as np
 import onnx
 import retune, retune.api
-from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.frontend.importer import load_model
 small = sys.argv[1]
 retune.compile(small, threads=1)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import retune
-from retune.compiler.errors import DefinitionError, ModelError, OptionError
+from retune.compiler.core.errors import DefinitionError, ModelError, OptionError
 from retune.compiler.ops import OPS, Lowered, OpCall
 
 torch = pytest.importorskip("torch", reason="torch: pip install -e '.[torch]'")

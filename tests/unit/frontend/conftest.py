@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.frontend.importer import load_model
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.pipeline import PIPELINE

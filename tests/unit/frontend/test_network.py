@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from retune.compiler.errors import ModelFormatError
+from retune.compiler.core.errors import ModelFormatError
 from retune.compiler.frontend import zoo
 from retune.compiler.frontend.network import load_network, load_network_program, network_bytes
 

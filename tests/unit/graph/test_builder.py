@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Node, Value
 from retune.compiler.graph.verify import verify

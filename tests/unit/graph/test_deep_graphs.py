@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.executor.executors import executor_of
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
-from retune.compiler.graph.fuse import DEEPEST, LARGEST_EXPRESSION, _Flow, fuse
 from retune.compiler.graph.ir import Attribute, Graph, Value
-from retune.compiler.graph.memory_plan import Request, plan_memory
-from retune.compiler.graph.passes.activations import ACTIVATIONS
-from retune.compiler.graph.passes.patterns import Matcher
-from retune.compiler.graph.passes.recognize import FORMS
+from retune.compiler.graph.partition.fuse import DEEPEST, LARGEST_EXPRESSION, _Flow, fuse
+from retune.compiler.graph.partition.memory_plan import Request, plan_memory
+from retune.compiler.graph.passes.rules.activations import ACTIVATIONS
+from retune.compiler.graph.passes.rules.patterns import Matcher
+from retune.compiler.graph.passes.rules.recognize import FORMS
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.ops import OPS, FusionKind
-from retune.compiler.target import Target
+from retune.compiler.runtime.executor.executors import executor_of
 from retune.compiler.te.tensor import reads_of
 from tests.support.tiers import long_except
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Attribute, Graph, Node, Value
 from retune.compiler.graph.verify import infer_value, verify

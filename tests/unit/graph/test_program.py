@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retune.compiler.errors import ArtifactError, DefinitionError, ShapeMismatchError
+from retune.compiler.core.errors import ArtifactError, DefinitionError, ShapeMismatchError
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.graph_bytes import graph_from_bytes, graph_to_bytes

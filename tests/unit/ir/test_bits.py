@@ -2,7 +2,7 @@
 
 import pytest
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import BOOL, Const, Expr, Not, Var, const
 
 

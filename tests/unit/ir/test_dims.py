@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.dims import Assumptions, Dim, dim_from_json, dim_to_json, integers, substitute
 
 n, m = Dim.symbol("n"), Dim.symbol("m")

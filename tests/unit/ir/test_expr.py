@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.affine import affine, flat_index
 from retune.compiler.ir.expr import Binary, BinaryOp, Cast, Const, Expr, Var, as_expr, binary, cast, const, select
 from retune.compiler.ir.visit import substitute, transform, walk

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retune.compiler.gpu_facts import STATIC_SHARED
+from retune.compiler.core.gpu_facts import STATIC_SHARED
 from retune.compiler.ir.alignment import start_alignment
 from retune.compiler.ir.expr import Buffer
 from retune.compiler.ir.kernel import Kernel

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from retune.compiler import config, te
+from retune.compiler import te
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.codegen.build import build_kernel
+from retune.compiler.core import config
+from retune.compiler.core.errors import LoweringError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.errors import LoweringError
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Value
 from retune.compiler.graph.pipeline import optimize
@@ -17,7 +19,6 @@ from retune.compiler.ir.stmt import LoopFunction
 from retune.compiler.lower.passes import UnrollLocals
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
 
 
 def _task(target: str = "llvm -mcpu=znver4") -> SearchTask:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import Buffer, Load, Var, const
 from retune.compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopFunction, LoopKind, Stmt, Store, block
 from retune.compiler.ir.tensor_core import LoadMatrix

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.lower.layout_rewrite import TRANSFORM, relayouts, rewrite_layout
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule import primitives as s
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import State, replay
 from retune.compiler.schedule.steps import Step, steps_of
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import Tensor
 

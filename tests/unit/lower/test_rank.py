@@ -7,17 +7,17 @@ import pytest
 
 from retune import compiler
 from retune.compiler import auto_scheduler, te
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Value
 from retune.compiler.ir.stmt import For, Stmt, inner_stmts
 from retune.compiler.lower.build_loops import build_loops
 from retune.compiler.ops import OPS
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.state import replay
-from retune.compiler.target import Target
 
 Array = np.ndarray[Any, Any]
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int64", "uint64")

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Value
 from retune.compiler.ir.stmt import For, Stmt, inner_stmts
 from retune.compiler.lower.build_loops import build_loops
 from retune.compiler.ops import OPS
 from retune.compiler.ops.indexing import REDUCTIONS
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.state import replay
-from retune.compiler.target import Target
 
 Array = np.ndarray[Any, Any]
 JOIN: dict[str, Any] = {

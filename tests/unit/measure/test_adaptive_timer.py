@@ -7,7 +7,7 @@ import pytest
 
 from retune.compiler.measure.adaptive_timer import AdaptiveTimer, Timing
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.runtime.contention import ContentionMeter
+from retune.compiler.runtime.threads.contention import ContentionMeter
 from tests.support.clock import Clock
 
 MS = 1_000_000

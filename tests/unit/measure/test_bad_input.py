@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import NotYetError, OptionError
+from retune.compiler.core.errors import NotYetError, OptionError
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
@@ -14,7 +15,6 @@ from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import Annotate, Split, Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from tests.support import ir_kernels
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.errors import MeasureError, OptionError
+from retune.compiler.core.errors import MeasureError, OptionError
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import BuiltProgram

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.dtype import accumulated
+from retune.compiler.core.dtype import accumulated
 from retune.compiler.measure.check import Expected, poison, random_input, roundings_of
 from retune.compiler.runtime.artifact import ArgSpec, Array
 from retune.compiler.schedule.dag import ComputeDAG

@@ -1,16 +1,16 @@
 """Real programs of the code generator: built, checked against the untuned one, and timed."""
 
 from retune.compiler import te
-from retune.compiler.cost_model.random import RandomModel
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.model.random import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.target import HardwareParams, Target
 
 
 def _dense() -> SearchTask:

@@ -6,22 +6,22 @@ from dataclasses import replace
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.measure.builder import LocalBuilder
-from retune.compiler.measure.fleet import FleetRunner
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.remote.fleet import FleetRunner
 from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.primitives import compute_at, parallel
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import Split, Step, steps_of
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 
 OPTIONS = MeasureOptions(repeat=1, min_repeat_ms=0.1, build_timeout_s=60.0, run_timeout_s=5.0)
 

@@ -5,17 +5,17 @@ import pickle
 import pytest
 
 from retune.compiler import te
-from retune.compiler.auto_scheduler import ComputeDAG, LocalRunner, SearchTask, register_workload
 from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import Measurement
-from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.schedule.workload_registry import (
     deserialize_workload_registry_entry,
     register_workload_tensors,
     serialize_workload_registry_entry,
 )
 from retune.compiler.te.tensor import Tensor
+from retune.compiler.tvm.auto_scheduler import ComputeDAG, LocalRunner, SearchTask, register_workload
 
 
 def product(size: int = 512) -> list[Tensor]:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from retune.compiler.errors import OptionError
+from retune.compiler.core.errors import OptionError
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.options import MeasureOptions

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from retune.compiler.codegen.cpu import assembly
+from retune.compiler.core.target import Target
 from retune.compiler.measure.peak import ACCUMULATORS, peak_module
-from retune.compiler.target import Target
 
 
 @pytest.mark.parametrize(("cpu", "register"), [("haswell", "ymm"), ("znver3", "ymm"), ("skylake-avx512", "zmm")])

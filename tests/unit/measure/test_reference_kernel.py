@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.measure.adaptive_timer import AdaptiveTimer
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.reference_kernel import ReferenceKernel, reference_kernel
-from retune.compiler.runtime.contention import ContentionMeter
+from retune.compiler.runtime.threads.contention import ContentionMeter
 from tests.support.clock import Clock
 
 MS = 1_000_000

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from retune.compiler.errors import MeasureError
-from retune.compiler.measure import run_worker
+from retune.compiler.core.errors import MeasureError
 from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.processes import run_worker
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.measure.runner import LocalRunner

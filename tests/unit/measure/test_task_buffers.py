@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel
-from retune.compiler.measure import run_worker, task_buffers
+from retune.compiler.measure import task_buffers
 from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.processes import run_worker
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.task_buffers import Sweeper, TaskBuffers, TaskSetup
 from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
 from retune.compiler.schedule.steps import Reorder, Split
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from tests.support.small_computations import matmul
 
 A, W, OUT = (

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.auto_scheduler import SearchTask
-from retune.compiler.errors import OptionError
+from retune.compiler.core.errors import OptionError
 from retune.compiler.measure import task_inputs
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.options import MeasureOptions
@@ -25,8 +24,9 @@ from retune.compiler.measure.task_inputs import (
 )
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.te.tensor import Tensor
+from retune.compiler.tvm.auto_scheduler import SearchTask
 
 INDICES = np.array([2_000_000, 0, 1_999_999, 5, 77], np.int32)
 

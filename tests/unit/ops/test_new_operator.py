@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from retune.compiler.core.errors import DefinitionError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.errors import DefinitionError
-from retune.compiler.executor.executors import executor_of
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
-from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Value
+from retune.compiler.graph.partition.fuse import fuse
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.ops import OPS
-from retune.compiler.target import Target
+from retune.compiler.runtime.executor.executors import executor_of
 
 MODULE = '''
 import numpy as np

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.executor.executors import executor_of
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate as evaluate_graph
 from retune.compiler.graph.ir import Attribute, Graph, Value
 from retune.compiler.ops.norm import layer_norm
-from retune.compiler.target import Target
+from retune.compiler.runtime.executor.executors import executor_of
 from retune.compiler.te.evaluate import evaluate
 
 

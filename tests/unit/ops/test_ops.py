@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from retune.compiler import te
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.ops import OPS
 from retune.compiler.ops.op import TensorType

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ops import reduce
 from retune.compiler.te.evaluate import evaluate
 

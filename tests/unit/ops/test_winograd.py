@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr
 from retune.compiler.ir.visit import walk
 from retune.compiler.ops.winograd import transform_matrices, transformed_weight, winograd_conv

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retune.compiler.dtype import BFLOAT16
-from retune.compiler.errors import ArtifactError
+from retune.compiler.core.dtype import BFLOAT16
+from retune.compiler.core.errors import ArtifactError
 from retune.compiler.runtime.archive import (
     EAGER_BYTES,
     JSON_BYTES,

@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from retune.compiler.errors import ArtifactError
-from retune.compiler.packing import Packing
+from retune.compiler.core.errors import ArtifactError
+from retune.compiler.core.packing import Packing
 from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
 
 

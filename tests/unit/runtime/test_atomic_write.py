@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.errors import ArtifactError
+from retune.compiler.core.errors import ArtifactError
 from retune.compiler.runtime import temporaries
 from retune.compiler.runtime.atomic_write import atomic_write, require_writable, sync_folder, write_text_atomically
 from retune.compiler.runtime.temporaries import FOREIGN_SECONDS, remove_abandoned, temporary_in

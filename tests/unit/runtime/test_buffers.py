@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retune.compiler.measure.worker_process import WorkerLostError, WorkerProcess
+from retune.compiler.measure.processes.worker_process import WorkerLostError, WorkerProcess
 from retune.compiler.runtime.artifact import ALIGNMENT
 from retune.compiler.runtime.buffers import CANARY, FencedArray, aligned_array, aligned_copy, constant_array
 

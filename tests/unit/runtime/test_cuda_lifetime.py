@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from retune.compiler.errors import DeviceError
-from retune.compiler.runtime.cuda import _CoreDriver
+from retune.compiler.core.errors import DeviceError
+from retune.compiler.runtime.cuda.driver import _CoreDriver
 
 
 class Ones:

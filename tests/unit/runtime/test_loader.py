@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retune.compiler.errors import ArtifactError
-from retune.compiler.measure.worker_process import WorkerProcess
-from retune.compiler.runtime import loader, openmp
+from retune.compiler.core.errors import ArtifactError
+from retune.compiler.measure.processes.worker_process import WorkerProcess
+from retune.compiler.runtime import loader
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import aligned_array, aligned_copy
 from retune.compiler.runtime.loader import Buffer, load_kernels
-from retune.compiler.runtime.openmp import openmp_runtime
+from retune.compiler.runtime.threads import openmp
+from retune.compiler.runtime.threads.openmp import openmp_runtime
 from tests.support.ir_kernels import ELEMENTS, artifact
 
 
@@ -161,8 +162,8 @@ def test_without_a_system_runtime_the_one_inside_xgboost_is_found() -> None:
 _LOADS = """
 import gc, sys
 import psutil
-from retune.compiler.executor.library import Library
-from retune.compiler.graph_executor import GraphModule, cpu
+from retune.compiler.runtime.executor.library import Library
+from retune.compiler.tvm.graph_executor import GraphModule, cpu
 from tests.support.doubling_network import doubling_network
 
 def load():

@@ -13,8 +13,8 @@ import tvm_ffi
 
 from retune import compiler
 from retune.compiler import nd, te
+from retune.compiler.core.errors import ArtifactError
 from retune.compiler.driver.build import build as build_for_numpy
-from retune.compiler.errors import ArtifactError
 from retune.compiler.runtime import PackedFunc, load_module
 from retune.compiler.te.evaluate import evaluate
 

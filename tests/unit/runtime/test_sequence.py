@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from retune.compiler.errors import ArtifactError
+from retune.compiler.core.errors import ArtifactError
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.runtime.sequence import KernelSequence

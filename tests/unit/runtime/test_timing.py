@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from retune.compiler.errors import OptionError
+from retune.compiler.core.errors import OptionError
 from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 from tests.support.clock import Clock
 

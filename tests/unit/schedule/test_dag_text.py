@@ -7,7 +7,7 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.ir.expr import Expr
-from retune.compiler.runtime.registry import register_func, remove_global_func
+from retune.compiler.runtime.ffi.registry import register_func, remove_global_func
 from retune.compiler.schedule.dag import HASH_FUNCTION, ComputeDAG
 from retune.compiler.schedule.dag_text import shortened
 from retune.compiler.te.tensor import Tensor

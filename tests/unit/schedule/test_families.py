@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import LoweringError, ScheduleError
-from retune.compiler.features.extract import extract
+from retune.compiler.core.errors import LoweringError, ScheduleError
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.lower.pipeline import lower
+from retune.compiler.model.features.extract import extract
 from retune.compiler.schedule.choices import choices_of
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Number, replay
@@ -25,7 +26,6 @@ from retune.compiler.schedule.steps import (
     Split,
     Step,
 )
-from retune.compiler.target import HardwareParams
 
 LENGTHS = np.array([1, 4, 16, 64], np.int64)
 

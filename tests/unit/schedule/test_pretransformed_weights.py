@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import DefinitionError, ScheduleError
+from retune.compiler.core.errors import DefinitionError, ScheduleError
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.layout import get_shape_from_rewritten_layout
+from retune.compiler.schedule.default.layout import get_shape_from_rewritten_layout
 from retune.compiler.schedule.pretransformed_weights import (
     remove_index_check,
     rewrite_compute_body,

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import LoweringError, ScheduleError
+from retune.compiler.core.errors import LoweringError, ScheduleError
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.lower.pipeline import lower
 from retune.compiler.schedule import primitives as s
 from retune.compiler.schedule.bounds import infer_bounds
@@ -15,7 +16,6 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.python_text import print_python_code_from_state
 from retune.compiler.schedule.state import Annotation, Root, State
 from retune.compiler.schedule.steps import Annotate, Reorder, Split
-from retune.compiler.target import HardwareParams
 from retune.compiler.te.tensor import Tensor
 
 

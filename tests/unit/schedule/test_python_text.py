@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule import primitives as s
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.python_text import print_python_code_from_state

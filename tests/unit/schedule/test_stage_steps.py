@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule.bounds import infer_bounds
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Attached, IterKind, Root, replay

@@ -2,7 +2,7 @@
 
 import pytest
 
-from retune.compiler.errors import ScheduleError
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule.primitives import as_matmul, compute_at, pipeline, split, tensorize
 from retune.compiler.schedule.python_text import print_python_code_from_state
 from retune.compiler.schedule.state import State, replay

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.errors import DefinitionError
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel
-from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.loader import load_kernels
@@ -21,7 +22,6 @@ from retune.compiler.schedule.state import Annotation, Attached, Inlined, Root, 
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps, steps_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.schedule.workload_registry import is_registered, register_workload_tensors, workload_key_to_tensors
-from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import Tensor
 
 

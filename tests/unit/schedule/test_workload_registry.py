@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import DuplicateWorkloadError, RetuneError, UnknownWorkloadError, UnregisteredWorkloadError
+from retune.compiler.core.errors import (
+    DuplicateWorkloadError,
+    RetuneError,
+    UnknownWorkloadError,
+    UnregisteredWorkloadError,
+)
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.schedule import workload_registry as registry
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import Tensor
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from retune.compiler.codegen.nvptx import ptx
-from retune.compiler.gpu_facts import facts_of
+from retune.compiler.codegen.nvidia.nvptx import ptx
+from retune.compiler.core.gpu_facts import facts_of
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.kernel import INDICES, Kernel
 from retune.compiler.ir.stmt import Let, LoopKind, Store, walk_stmt

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from retune.compiler.cost_model import RandomModel, TrainingBatch
+from retune.compiler.core.errors import OptionError
 from retune.compiler.driver.build import build_kernel
-from retune.compiler.errors import OptionError
+from retune.compiler.model import RandomModel, TrainingBatch
 from retune.compiler.runtime.buffers import aligned_array, aligned_copy
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.primitives import split

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.codegen.nvptx import ptx
-from retune.compiler.errors import LoweringError
+from retune.compiler.codegen.nvidia.nvptx import ptx
+from retune.compiler.core.errors import LoweringError
+from retune.compiler.core.target import Target
 from retune.compiler.ir.stmt import walk_stmt
 from retune.compiler.ir.tensor_core import AsyncCopy
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
@@ -16,11 +17,10 @@ from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.steps import Pipeline, Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.gpu_kernels import kernels_of
+from retune.compiler.search.gpu.kernels import kernels_of
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import build_spaces
-from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of
 from tests.support.ptx.machine import run_ptx

@@ -14,9 +14,9 @@ from retune.compiler.schedule.steps import (
     Split,
 )
 from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.rules import SketchContext
+from retune.compiler.search.rules.facts import has_cache_write, has_cross_thread_reduction
 from retune.compiler.search.sketch import derive_sketches
-from retune.compiler.search.sketch_rules import SketchContext
-from retune.compiler.search.sketch_rules.facts import has_cache_write, has_cross_thread_reduction
 from tests.support.workloads import (
     GPU,
     conv_bn_relu,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.schedule.choices import choices_of
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State, replay
@@ -13,7 +14,6 @@ from retune.compiler.search.legality import legal, promising
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.register_tile import register_tile, straight_line, tile_registers
 from retune.compiler.search.spaces import build_spaces
-from retune.compiler.target import HardwareParams
 from tests.support.workloads import matmul, task_of, winograd_nhwc
 
 HARDWARE = HardwareParams(num_cores=1)

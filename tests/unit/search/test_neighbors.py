@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from retune.compiler.cost_model import RandomModel
+from retune.compiler.model import RandomModel
 from retune.compiler.search import mutation
 from retune.compiler.search.genome import Layout
 from retune.compiler.search.neighbors import neighbors

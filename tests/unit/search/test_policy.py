@@ -8,9 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from retune.compiler import te
-from retune.compiler.cost_model import RandomModel, TrainingBatch, XGBModel
-from retune.compiler.errors import OptionError, ScheduleError
-from retune.compiler.features import FEATURE_NAMES
+from retune.compiler.core.errors import OptionError, ScheduleError
+from retune.compiler.model import RandomModel, TrainingBatch, XGBModel
+from retune.compiler.model.features import FEATURE_NAMES
 from retune.compiler.schedule.choices import choices_of
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import replay

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from retune.compiler.features import extract
+from retune.compiler.core.target import HardwareParams
+from retune.compiler.model.features import extract
 from retune.compiler.search.genome import Scores
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.prior import blended, prior_scores, rank_correlation
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import build_spaces
-from retune.compiler.target import HardwareParams
 from tests.support.workloads import matmul, task_of
 
 DAG = matmul(512, 512, 512)

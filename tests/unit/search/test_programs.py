@@ -7,15 +7,15 @@ import pytest
 from numpy.typing import NDArray
 
 from retune.compiler import te
-from retune.compiler.cost_model import RandomModel
 from retune.compiler.driver.build import build, build_kernel
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Node
+from retune.compiler.model import RandomModel
 from retune.compiler.ops.winograd import transform_matrices
 from retune.compiler.runtime.buffers import aligned_array, aligned_copy
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from retune.compiler import auto_scheduler
-from retune.compiler.cost_model import RandomModel
-from retune.compiler.driver import tuning as driver
-from retune.compiler.driver.budget import Budget
-from retune.compiler.driver.report import Report
-from retune.compiler.driver.winners import Confirmation
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureStatus
 from retune.compiler.measure.results import Measurement
+from retune.compiler.model import RandomModel
 from retune.compiler.schedule.state import State
-from retune.compiler.search import sketch_rules
+from retune.compiler.search import rules as sketch_rules
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.search.sketch_rules import CPU_RULES, SketchContext, Verdict
+from retune.compiler.search.rules import CPU_RULES, SketchContext, Verdict
+from retune.compiler.tune import tuning as driver
+from retune.compiler.tune.budget import Budget
+from retune.compiler.tune.report import Report
+from retune.compiler.tune.winners import Confirmation
 from retune.flows.progress import RoundDone
 from tests.support.gpu_spaces import one_after_the_other
 from tests.support.property.checks import checked
@@ -28,7 +28,7 @@ from tests.support.tiers import long_rows
 from tests.support.tvm_scripts import Simulated
 from tests.support.tvm_scripts import matmul as tensors_of_matmul
 from tests.support.workloads import gpu_task_of, matmul, task_of
-from tests.unit.driver.test_tuning import RUN_INFO
+from tests.unit.tune.test_tuning import RUN_INFO
 
 SMALL = SearchOptions(population=64, generations=1)
 

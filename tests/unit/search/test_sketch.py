@@ -7,17 +7,17 @@ from collections.abc import Iterable
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import OptionError
+from retune.compiler.core.errors import OptionError
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.ops.winograd import winograd_conv
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.primitives import split
 from retune.compiler.schedule.state import Attached, Inlined, Root, State
 from retune.compiler.schedule.steps import CacheWrite, ComputeAt, FollowSplit, Fuse, Reorder, Rfactor, Split
 from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.rules import CPU_RULES, PreloadCustomSketchRule, SketchContext
+from retune.compiler.search.rules.facts import common_outer_loops, has_cache_write
 from retune.compiler.search.sketch import derive_sketches, rules_of
-from retune.compiler.search.sketch_rules import CPU_RULES, PreloadCustomSketchRule, SketchContext
-from retune.compiler.search.sketch_rules.facts import common_outer_loops, has_cache_write
-from retune.compiler.target import HardwareParams
 from tests.support.attention import attention
 from tests.support.workloads import (
     CORES,

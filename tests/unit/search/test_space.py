@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.schedule.choices import choices_of
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import Annotation, Attached, Inlined, Root, replay
 from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.steps import ComputeInline, Split, dump_steps, load_steps
@@ -16,7 +17,6 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.register_tile import register_tile, settled_unroll
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import build_spaces
-from retune.compiler.target import HardwareParams, Target
 from tests.support.attention import attention
 from tests.support.workloads import (
     conv_bn_relu,

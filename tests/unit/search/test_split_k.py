@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.target import Target
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import replay
@@ -12,7 +13,6 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import build_spaces
-from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of
 from tests.support.simt.execute import execute

@@ -5,9 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from retune.compiler.features import extract
-from retune.compiler.features.table import INDEX
-from retune.compiler.gpu_facts import facts_of
+from retune.compiler.core.gpu_facts import facts_of
+from retune.compiler.model.features import extract
+from retune.compiler.model.features.table import INDEX
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import AsMatmul, ComputeAt, Rfactor, Split
 from retune.compiler.schedule.task import SearchTask

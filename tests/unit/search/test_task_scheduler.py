@@ -6,8 +6,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from retune.compiler.errors import OptionError
-from retune.compiler.options import SchedulerOptions
+from retune.compiler.core.errors import OptionError
+from retune.compiler.core.options import SchedulerOptions
 from retune.compiler.search.task_scheduler import (
     TaskState,
     choose_task,

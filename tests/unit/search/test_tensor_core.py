@@ -6,24 +6,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retune.compiler.cost_model.xgb import XGBModel
+from retune.compiler.core.errors import LoweringError, TargetError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.errors import LoweringError, TargetError
-from retune.compiler.features import extract
 from retune.compiler.ir.stmt import walk_stmt as walk
 from retune.compiler.ir.tensor_core import Mma, WarpgroupMma
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.model.boosted_trees import XGBModel
+from retune.compiler.model.features import extract
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, AsMatmul
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.search.rules import SketchContext
 from retune.compiler.search.scored import scored_hardware
 from retune.compiler.search.sketch import derive_sketches
-from retune.compiler.search.sketch_rules import SketchContext
 from retune.compiler.search.spaces import build_spaces
-from retune.compiler.target import Target
 from tests.support.property.checks import checked
 from tests.support.property.programs import inputs_of
 from tests.support.tensor_core_products import PRODUCTS, TF32, product, sampled, tensor_space

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from retune.compiler.cost_model import RandomModel
 from retune.compiler.measure.record import BestProgram
+from retune.compiler.model import RandomModel
 from retune.compiler.schedule.steps import Split, dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import mutation

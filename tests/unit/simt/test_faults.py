@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retune.compiler.errors import DefinitionError, KernelFaultError
-from retune.compiler.gpu_facts import STATIC_SHARED
+from retune.compiler.core.errors import DefinitionError, KernelFaultError
+from retune.compiler.core.gpu_facts import STATIC_SHARED
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, const, select
 from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from retune.compiler.ir.stmt import (

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from retune.compiler.errors import KernelFaultError
+from retune.compiler.core.errors import KernelFaultError
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, cast, const
 from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from retune.compiler.ir.stmt import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from retune.compiler.errors import KernelFaultError
+from retune.compiler.core.errors import KernelFaultError
 from retune.compiler.ir.expr import Load
 from retune.compiler.ir.kernel import INDICES, DeviceFunction
 from retune.compiler.ir.stmt import Barrier, If, LoopKind, Stmt, Store, block

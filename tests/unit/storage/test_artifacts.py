@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.errors import CorruptRecordError, StoreError
+from retune.compiler.core.errors import CorruptRecordError, StoreError
 from retune.storage.artifacts import ArtifactStore, content_key
 
 FILES = {"plan.json": b"{}", "kernels/dense.o": b"\x7fELF"}

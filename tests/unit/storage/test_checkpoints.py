@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.errors import StoreError
+from retune.compiler.core.errors import StoreError
 from retune.storage import checkpoints as checkpoints_module
 from retune.storage.checkpoints import CheckpointStore
 from retune.storage.query import ROUND_COLUMNS, connect, run_query

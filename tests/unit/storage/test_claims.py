@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retune.compiler.errors import StoreError
+from retune.compiler.core.errors import StoreError
 from retune.compiler.runtime import temporaries
 from retune.storage import claims
 from retune.storage.claims import Claim, acquire

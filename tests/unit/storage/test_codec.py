@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retune.compiler.errors import CorruptRecordError, StoreError
+from retune.compiler.core.errors import CorruptRecordError, StoreError
 from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
 from retune.storage.codec import canonical, from_table, to_table
 from retune.storage.schema import COLUMNS, SCHEMA

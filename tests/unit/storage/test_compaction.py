@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from retune.compiler.errors import StoreError
+from retune.compiler.core.errors import StoreError
 from retune.storage import compaction, parts
 from retune.storage.blob_store import LocalBlobStore
 from retune.storage.compaction import Compaction, compact

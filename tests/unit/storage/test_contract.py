@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.errors import SchemaError, StoreError
+from retune.compiler.core.errors import SchemaError, StoreError
 from retune.compiler.measure.record import SCHEMA_VERSION
 from retune.storage.base import HistoryPoint, RecordStore
 from retune.storage.files import new_id

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.errors import StoreError
+from retune.compiler.core.errors import StoreError
 from retune.storage.artifacts import ArtifactStore, content_key
 from retune.storage.blob_store import BlobStore
 from retune.storage.checkpoints import CheckpointStore

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from retune.compiler.errors import CorruptRecordError, SchemaError, StoreError
+from retune.compiler.core.errors import CorruptRecordError, SchemaError, StoreError
 from retune.compiler.measure.record import SCHEMA_VERSION
 from retune.storage import parquet
 from retune.storage.blob_store import BlobStore, LocalBlobStore

@@ -8,7 +8,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from retune.compiler.errors import StoreError
+from retune.compiler.core.errors import StoreError
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.query import connect, run_query
 from retune.storage.runs import RunLedger

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from retune.compiler.errors import OptionError
+from retune.compiler.core.errors import OptionError
 from retune.storage.compaction import Compaction, Retention, compact
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.query import run_query

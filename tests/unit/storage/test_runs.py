@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from retune.compiler.errors import CorruptRecordError, StoreError
+from retune.compiler.core.errors import CorruptRecordError, StoreError
 from retune.storage.runs import RunLedger
 from tests.support.record_samples import another_owner
 

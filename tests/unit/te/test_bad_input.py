@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.schedule.dag import ComputeDAG
 
 # ruff: noqa: ARG005 - bodies that ignore their index

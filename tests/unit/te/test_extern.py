@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.errors import ArtifactError, DefinitionError, RegistryError, ScheduleError
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel
-from retune.compiler.errors import ArtifactError, DefinitionError, RegistryError, ScheduleError
 from retune.compiler.lower.pipeline import lower
-from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.buffers import aligned_array, aligned_copy
+from retune.compiler.runtime.ffi.registry import get_global_func, register_func, remove_global_func
 from retune.compiler.runtime.loader import BoundKernel, load_kernels
-from retune.compiler.runtime.registry import get_global_func, register_func, remove_global_func
 from retune.compiler.schedule import primitives as s
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import Annotate, Split, Step, steps_of
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.checks import check
 

@@ -3,7 +3,7 @@
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import DefinitionError
+from retune.compiler.core.errors import DefinitionError
 
 
 def test_every_kind_of_stage_is_printed() -> None:

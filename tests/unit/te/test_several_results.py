@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import DefinitionError, ScheduleError
-from retune.compiler.features import FEATURE_NAMES
-from retune.compiler.features.extract import extract
+from retune.compiler.core.errors import DefinitionError, ScheduleError
+from retune.compiler.core.target import HardwareParams
+from retune.compiler.model.features import FEATURE_NAMES
+from retune.compiler.model.features.extract import extract
 from retune.compiler.schedule import primitives as s
 from retune.compiler.schedule.bounds import infer_bounds
 from retune.compiler.schedule.choices import choices_of
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.statements import statement_nests
-from retune.compiler.target import HardwareParams
 from retune.compiler.te.tensor import ComputeOp, Reduce, Tensor
 
 

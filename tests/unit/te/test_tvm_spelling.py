@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.driver.build import build
-from retune.compiler.errors import DefinitionError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import ComputeOp, PackedCall, Tensor

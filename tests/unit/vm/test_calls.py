@@ -9,7 +9,7 @@ from onnx import TensorProto
 from onnx.helper import make_node as node
 
 from retune.compiler import vm
-from retune.compiler.errors import ArtifactError, DefinitionError
+from retune.compiler.core.errors import ArtifactError, DefinitionError
 from retune.compiler.runtime.archive import archive_bytes
 from retune.compiler.runtime.device import cpu
 from retune.compiler.vm.library import VERSION

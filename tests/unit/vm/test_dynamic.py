@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from retune.compiler import vm
-from retune.compiler.errors import MachineError, RetuneError, ShapeMismatchError
+from retune.compiler.core.errors import MachineError, RetuneError, ShapeMismatchError
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.device import cpu
 from tests.support.dynamic_models import Dims, branching, floats, model, reference, staying, tensor

@@ -9,14 +9,14 @@ import pytest
 from onnx import helper
 
 from retune.compiler import vm
+from retune.compiler.core.errors import DeviceError, OptionError
 from retune.compiler.driver.compile_network import BuildError, ChosenProgram, build_in_process
-from retune.compiler.errors import DeviceError, OptionError
-from retune.compiler.executor import executors
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.runtime.artifact import KernelArtifact
-from retune.compiler.runtime.cuda import why_not
+from retune.compiler.runtime.cuda.driver import why_not
 from retune.compiler.runtime.device import cpu, cuda, opencl
+from retune.compiler.runtime.executor import executors
 from retune.compiler.schedule.state import replay
 from retune.compiler.vm import kernel_store, specialize, subgraph
 from tests.support.dynamic_models import branching, floats, model, reference, staying, tensor

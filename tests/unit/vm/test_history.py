@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from retune.compiler import vm
+from retune.compiler.core.errors import MachineError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.dispatch import ApplyHistoryBest
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.network_build import build_network
 from retune.compiler.driver.pass_context import PassContext
-from retune.compiler.errors import MachineError
 from retune.compiler.frontend.network import load_network
-from retune.compiler.graph.partition import partition
+from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
-from retune.compiler.graph_executor import GraphModule, cpu
-from retune.compiler.measure.log import append_log
+from retune.compiler.measure.logs.log import append_log
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
+from retune.compiler.tvm.graph_executor import GraphModule, cpu
 from retune.compiler.vm.compiler import VMCompiler
 from tests.support.trials import split_by_one
 

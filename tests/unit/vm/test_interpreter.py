@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import vm
-from retune.compiler.errors import MachineError, ShapeMismatchError
+from retune.compiler.core.errors import MachineError, ShapeMismatchError
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Value
 from retune.compiler.graph.program import MAIN, Arm, Branch, Call, Function, HostCall, Loop, Program, Statement

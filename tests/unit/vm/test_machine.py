@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import nd, vm
-from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.errors import (
+from retune.compiler.core.errors import (
     ArtifactError,
     MachineError,
     ModelError,
@@ -20,17 +19,18 @@ from retune.compiler.errors import (
     OptionError,
     ShapeMismatchError,
 )
-from retune.compiler.executor.debug_report import Report
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.params import save_param_dict_to_file
-from retune.compiler.executor.plan import Plan
+from retune.compiler.core.target import Target
+from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.program import of_graph
 from retune.compiler.runtime.device import cpu, cuda
+from retune.compiler.runtime.executor.debug_report import Report
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.runtime.executor.params import save_param_dict_to_file
+from retune.compiler.runtime.executor.plan import Plan
 from retune.compiler.runtime.timing import BenchmarkResult
-from retune.compiler.target import Target
 from retune.compiler.vm.allocator import NaiveAllocator, PooledAllocator, allocator
 from retune.compiler.vm.interpreter import Interpreter
 from retune.compiler.vm.plan_region import PlanRegion
@@ -269,7 +269,7 @@ def test_a_fresh_process_loads_no_compiler(tmp_path: Path) -> None:
     x = floats(5, 24)
     path = vm.compile(layers()).export_library(tmp_path / "layers.retune")
     found, modules = run_afresh(path, x)
-    assert not {"onnx", "retune.compiler.driver", "retune.compiler.codegen"} & set(modules)
+    assert not {"onnx", "retune.compiler.tune", "retune.compiler.codegen"} & set(modules)
     np.testing.assert_array_equal(found, by_executor(layers(), x=x)[0])
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from retune.compiler.errors import ArtifactError
-from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.executor.plan import BufferKind, BufferSpec
+from retune.compiler.core.errors import ArtifactError
 from retune.compiler.runtime.buffers import aligned_copy
+from retune.compiler.runtime.executor.network import CompiledNetwork
+from retune.compiler.runtime.executor.plan import BufferKind, BufferSpec
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.vm.allocator import allocator
 from retune.compiler.vm.library import VMLibrary

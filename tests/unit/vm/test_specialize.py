@@ -11,26 +11,26 @@ import pytest
 from onnx import helper
 
 from retune.compiler import vm
+from retune.compiler.core.errors import ArtifactError, MachineError, OptionError, ShapeMismatchError
+from retune.compiler.core.target import Target
 from retune.compiler.driver.dispatch import ApplyHistoryBest
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.transfer import transfer_program
-from retune.compiler.driver.winners import top_candidates
-from retune.compiler.errors import ArtifactError, MachineError, OptionError, ShapeMismatchError
-from retune.compiler.executor.params import load_param_dict_from_file
-from retune.compiler.frontend.onnx.importer import load_model
-from retune.compiler.graph.partition import partition
+from retune.compiler.frontend.importer import load_model
+from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.program import MAIN, Call
 from retune.compiler.graph.symbolic_region import SymbolicRegion
-from retune.compiler.measure.log import LoggedTask, LoggedTrial
+from retune.compiler.measure.logs.log import LoggedTask, LoggedTrial
 from retune.compiler.measure.record import BestProgram, MeasureStatus
 from retune.compiler.runtime.device import cpu
+from retune.compiler.runtime.executor.params import load_param_dict_from_file
 from retune.compiler.runtime.kernel_row import ProgramSource
-from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
+from retune.compiler.tune.winners import top_candidates
 from retune.compiler.vm import specialize
 from retune.compiler.vm.kernel_store import STORE
 from retune.compiler.vm.subgraph import compile_subgraph
@@ -260,7 +260,7 @@ def test_a_region_without_a_graph_for_the_shapes_loads_the_front_end(tmp_path: P
     x = floats(4, 2, 2)
     found, modules = run_afresh(vm.compile(source).export_library(tmp_path / "net.retune"), x)
     np.testing.assert_allclose(found, reference(source, {"x": x})[0], rtol=1e-4, atol=1e-4)
-    assert "retune.compiler.frontend.onnx.region" in modules
+    assert "retune.compiler.frontend.region" in modules
 
 
 def test_a_region_without_symbolic_dimensions_is_compiled_from_its_onnx_nodes() -> None:

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks import zoo
-from retune.compiler.errors import ModelFormatError, OptionError
-from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.core.errors import ModelFormatError, OptionError
+from retune.compiler.frontend.importer import load_model
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Graph
 from tests.support.tiers import long_except

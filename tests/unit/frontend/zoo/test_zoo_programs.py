@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks import zoo
-from retune.compiler.frontend.onnx.importer import load_model
-from retune.compiler.frontend.onnx.program import load_program
+from retune.compiler.frontend.importer import load_model
+from retune.compiler.frontend.program import load_program
 from retune.compiler.graph.program import Call, Loop
 from tests.support.run_program import run_program
 from tests.support.zoo_sizes import PROGRAMS, SMALL

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.executor import GraphExecutor
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
-from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.partition.fuse import fuse
 from retune.compiler.graph.passes.pad_rows import PadRows, even
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.verify import verify
-from retune.compiler.target import Target
+from retune.compiler.runtime.executor import GraphExecutor
 from tests.support.encoder_layer import encoder_layer
 
 TILES = range(4, 9)

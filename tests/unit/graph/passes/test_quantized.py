@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from retune.compiler.graph.evaluate import evaluate
-from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Attribute, Graph
+from retune.compiler.graph.partition.fuse import fuse
 from retune.compiler.graph.passes.quantized import Quantized
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.verify import verify

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
-from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Graph, Value
-from retune.compiler.graph.passes.shapes import reshaped_broadcast
-from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
+from retune.compiler.graph.partition.fuse import fuse
+from retune.compiler.graph.passes.rules.shapes import reshaped_broadcast
+from retune.compiler.graph.passes.rules.simplify import SETTLING_RULES, Simplify
 from retune.compiler.graph.passes.transposed_products import TransposedProducts
 from retune.compiler.graph.verify import verify
 from tests.support.attributes import CONV

@@ -2,7 +2,7 @@
 
 import pytest
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
 from retune.compiler.ir.kernel import INDICES, Kernel
 from retune.compiler.ir.stmt import Allocate, Barrier, For, If, LoopFunction, LoopKind, Stmt, Store, block, lines_of

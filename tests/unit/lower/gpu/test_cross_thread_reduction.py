@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
 from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from retune.compiler.ir.stmt import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.codegen.nvidia.nvptx import ptx
 from retune.compiler.ir.expr import const
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.ir.stmt import Barrier, For, LoopKind, Stmt, walk_stmt

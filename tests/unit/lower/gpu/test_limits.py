@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Split, Step
-from retune.compiler.target import HardwareParams
 from tests.support.simt.execute import execute
 from tests.support.small_computations import doubled, matmul, sum_and_peak, window
 from tests.support.workloads import GPU

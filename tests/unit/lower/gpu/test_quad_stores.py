@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from retune.compiler.core.target import Target
 from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.ir.stmt import Allocate, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block, walk_stmt
 from retune.compiler.ir.tensor_core import Mma, TransposeQuad
 from retune.compiler.lower.gpu.quad_stores import QuadStores
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.target import Target
 from tests.support.tensor_core_products import (
     TF32,
     WARPGROUP_GPU,

@@ -5,8 +5,9 @@ import shutil
 import numpy as np
 import pytest
 
-from retune.compiler.codegen.nvptx import ptx
-from retune.compiler.codegen.ptxas import assemble
+from retune.compiler.codegen.nvidia.nvptx import ptx
+from retune.compiler.codegen.nvidia.ptxas import assemble
+from retune.compiler.core.target import Target
 from retune.compiler.ir.expr import Buffer, Load, Var, const
 from retune.compiler.ir.stmt import Allocate, For, Let, LoopFunction, LoopKind, Stmt, Store, block, walk_stmt
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
@@ -14,7 +15,6 @@ from retune.compiler.lower.gpu.register_buffers import MOST_BYTES, MOST_STATEMEN
 from retune.compiler.schedule.state import replay
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.spaces import build_spaces
-from retune.compiler.target import Target
 from tests.support.workloads import GPU, gpu_task_of, matmul
 
 X, Y = Buffer("x", (64, 64), "float32"), Buffer("y", (64, 64), "float32")

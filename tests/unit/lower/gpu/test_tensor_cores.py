@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.stmt import Barrier, walk_stmt
 from retune.compiler.ir.tensor_core import AsyncCopy, LoadMatrix, WaitGroup
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu

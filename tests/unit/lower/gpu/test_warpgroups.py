@@ -2,6 +2,7 @@
 
 import pytest
 
+from retune.compiler.core.target import Target
 from retune.compiler.ir.stmt import Barrier, Let, Stmt, Store, walk_stmt
 from retune.compiler.ir.tensor_core import (
     AsyncCopy,
@@ -15,7 +16,6 @@ from retune.compiler.ir.tensor_core import (
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.lower.gpu.warpgroups import GroupBuilder
 from retune.compiler.schedule.state import replay
-from retune.compiler.target import Target
 from tests.support.cases import check_case
 from tests.support.kernel_texts import sections_of
 from tests.support.tensor_core_products import WARPGROUP_GPU, WARPGROUPS, lowered, product, tensor_space, with_lengths

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.dtype import epsilon
+from retune.compiler.core.dtype import epsilon
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default_gpu import default_gpu_steps
+from retune.compiler.schedule.default.gpu import default_gpu_steps
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Reorder, Rfactor, Split, Step
 from retune.compiler.search.options import SearchOptions

@@ -2,7 +2,7 @@
 
 import pytest
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.lower.passes import LegalizeLoops
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, Split

@@ -2,12 +2,12 @@
 
 import pytest
 
-from retune.compiler.errors import LoweringError
+from retune.compiler.core.errors import LoweringError
+from retune.compiler.core.target import HardwareParams
 from retune.compiler.lower.passes import LimitCode
 from retune.compiler.lower.pipeline import lower
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate
-from retune.compiler.target import HardwareParams
 from tests.support.small_computations import doubled, loops, matmul
 
 UNROLL = Annotation.UNROLL

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.errors import LoweringError
 from retune.compiler.driver.build import build
-from retune.compiler.errors import LoweringError
 from retune.compiler.ir.stmt import Allocate, walk_stmt
 from retune.compiler.ir.verify import verify
 from retune.compiler.lower.passes import MoveLocals

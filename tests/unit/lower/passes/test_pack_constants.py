@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.packing import Packing
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build, build_kernel
-from retune.compiler.packing import Packing
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
 from retune.compiler.runtime.buffers import aligned_array, aligned_copy
 from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import load_kernels
-from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.steps import Reorder, Split
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from tests.support.small_computations import matmul
 
 

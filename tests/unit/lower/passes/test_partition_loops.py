@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.stmt import If, Store, walk_stmt
@@ -16,7 +17,6 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, ComputeInline, Split, Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
 from tests.support.small_computations import golden, loops, matmul
 
 

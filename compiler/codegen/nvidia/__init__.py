@@ -1,0 +1,1 @@
+"""Code generation for NVIDIA GPUs: LLVM text, PTX, tensor cores."""

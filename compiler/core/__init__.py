@@ -1,0 +1,1 @@
+"""Errors, element types, targets and settings: what every other room builds on."""

@@ -1,8 +1,0 @@
-"""Runs compiled networks, which are plain data: needs the runtime only, no compiler pass."""
-
-from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from retune.compiler.executor.timed_executor import CallTime
-
-__all__ = ["BufferKind", "BufferSpec", "Call", "CallTime", "CompiledNetwork", "GraphExecutor", "Plan"]

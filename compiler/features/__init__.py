@@ -1,6 +1,0 @@
-"""Features: columns of numbers that describe loop nests for a cost model."""
-
-from retune.compiler.features.extract import extract
-from retune.compiler.features.table import FEATURE_NAMES, FEATURE_VERSION
-
-__all__ = ["FEATURE_NAMES", "FEATURE_VERSION", "extract"]

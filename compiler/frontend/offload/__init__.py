@@ -1,0 +1,1 @@
+"""Parts of an ONNX model that another engine computes."""

@@ -1,1 +1,0 @@
-"""ONNX importer: converts a model into a `Graph` of Retune operators and reports every unsupported node at once."""

@@ -1,0 +1,303 @@
+"""Converters of element-wise ONNX operators. A converter returns one value for each output of its node."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from math import inf, sqrt
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from retune.compiler.core.dtype import HALVES, is_float
+from retune.compiler.frontend.ops.attributes import OnnxNode
+from retune.compiler.graph.builder import GraphBuilder
+
+Converter = Callable[[GraphBuilder, OnnxNode], Sequence[str]]
+
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "bool"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+)
+"""Element types of kernels."""
+
+
+class Formula:
+    """Writes arithmetic on values of one dtype; Python numbers become scalar constants."""
+
+    def __init__(self, builder: GraphBuilder, node: OnnxNode, dtype: str) -> None:
+        self._builder = builder
+        self._node = node
+        self._dtype = dtype
+
+    def __call__(self, op: str, *operands: str | float, **attrs: Any) -> str:
+        names = [self._builder.scalar(o, self._dtype) if isinstance(o, int | float) else o for o in operands]
+        return self._builder.emit(op, names, attrs, name=self._node.name, output=self._node.outputs[0])
+
+
+def formula_of(builder: GraphBuilder, node: OnnxNode) -> tuple[Formula, str]:
+    """A formula writer in the dtype of the first operand, and that operand."""
+    x = node.operand(builder, 0)
+    return Formula(builder, node, x.dtype), x.name
+
+
+def in_float32(convert: Converter) -> Converter:
+    """A converter that computes halves in float32 and rounds its first result, as ONNX Runtime does: squares and sums
+    may exceed the largest float16 though the result does not.
+    """
+
+    def widened(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+        dtype = node.operand(builder, 0).dtype
+        halves = {name for name in node.inputs if name and builder.value(name).dtype in HALVES}
+        if dtype not in HALVES:
+            return convert(builder, node)
+        inputs = tuple(cast_to(builder, name, "float32") if name in halves else name for name in node.inputs)
+        result, *others = convert(builder, replace(node, inputs=inputs))
+        return [cast_to(builder, result, dtype, node.name, node.outputs[0]), *others]
+
+    return widened
+
+
+def same(op: str) -> Converter:
+    """A converter to one of our operators with the same operands."""
+
+    def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+        node.operand(builder, 0)
+        return [builder.emit(op, node.inputs, name=node.name, output=node.outputs[0])]
+
+    return convert
+
+
+def _variadic(op: str) -> Converter:
+    def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+        write, _ = formula_of(builder, node)
+        return [reduce(lambda a, b: write(op, a, b), node.inputs)]
+
+    return convert
+
+
+def _sum(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    convert = _variadic("add")
+    return (in_float32(convert) if len(node.inputs) > 2 else convert)(builder, node)
+
+
+def _mean(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, _ = formula_of(builder, node)
+    return [write("div", reduce(lambda a, b: write("add", a, b), node.inputs), len(node.inputs))]
+
+
+def _pow(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    exponent = node.operand(builder, 1)
+    constant = builder.array(exponent.name)
+    if constant is not None and constant.size == 1 and len(exponent.shape) <= len(builder.value(x).shape):
+        power = float(constant.item())
+        # Squares and roots are common in normalizations: one instruction instead of a call.
+        if power == 2.0:
+            return [write("mul", x, x)]
+        if power == 0.5 and is_float(builder.value(x).dtype):
+            return [write("sqrt", x)]
+        if power == 1.0:
+            return [x]
+    if not is_float(builder.value(x).dtype):
+        # ONNX Runtime computes powers of integers as doubles, too; exact up to 2^53.
+        wide = [write("cast", name, dtype="float64") for name in (x, exponent.name)]
+        return [write("cast", write("pow", *wide), dtype=builder.value(x).dtype)]
+    if exponent.dtype != builder.value(x).dtype:
+        return [write("pow", x, write("cast", exponent.name, dtype=builder.value(x).dtype))]
+    return [write("pow", x, exponent.name)]
+
+
+def _clip(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    bounds = [node.inputs[i] if node.has_input(i) else "" for i in (1, 2)]
+    arrays = [builder.array(bound) if bound else None for bound in bounds]
+    low, high = (float(array.item()) if array is not None else None for array in arrays)
+    floating = is_float(builder.value(x).dtype)
+    if floating and low is not None and high is not None and np.isfinite([low, high]).all():
+        return [write("clip", x, low=low, high=high)]
+    # Known to the passes, with one operand less.
+    if floating and low == 0.0 and (high == inf or not bounds[1]):
+        return [write("relu", x)]
+    if bounds[0]:
+        x = write("maximum", x, bounds[0])
+    return [write("minimum", x, bounds[1]) if bounds[1] else x]
+
+
+def _leaky_relu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    return [write("leaky_relu", x, alpha=node.number("alpha", 0.01))]
+
+
+def _prelu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    slope, shape = node.operand(builder, 1).name, builder.value(x).shape
+    own = builder.value(slope).shape
+    if (
+        len(own) == 1 and own[0] not in (1, *shape[-1:]) and own == shape[1:2]
+    ):  # one number per channel, as in old operator sets
+        slope = write("reshape", slope, shape=(own[0], *(1 for _ in shape[2:])))
+    # Without a condition: both halves vanish on the other side of zero.
+    return [write("add", write("relu", x), write("mul", slope, write("minimum", x, 0)))]
+
+
+def _exponential_branch(write: Formula, x: str, alpha: float) -> str:
+    """alpha * (exp(min(x, 0)) - 1), which is 0 where x is positive."""
+    return write("mul", write("sub", write("exp", write("minimum", x, 0)), 1), alpha)
+
+
+def _elu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    return [write("add", write("relu", x), _exponential_branch(write, x, node.number("alpha", 1.0)))]
+
+
+def _selu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    # ONNX's defaults: the constants of Klambauer et al. (arXiv 1706.02515), written out as float32.
+    alpha, gamma = node.number("alpha", 1.67326319217681884765625), node.number("gamma", 1.05070102214813232421875)
+    return [write("mul", write("add", write("relu", x), _exponential_branch(write, x, alpha)), gamma)]
+
+
+def _hard_sigmoid(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    line = write("add", write("mul", x, node.number("alpha", 0.2)), node.number("beta", 0.5))
+    return [write("clip", line, low=0.0, high=1.0)]
+
+
+def _hard_swish(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    return [write("mul", x, write("clip", write("add", write("mul", x, 1 / 6), 0.5), low=0.0, high=1.0))]
+
+
+def _swish(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    alpha = node.number("alpha", 1.0)
+    return [write("mul", x, write("sigmoid", x if alpha == 1.0 else write("mul", x, alpha)))]
+
+
+def _celu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    alpha = node.number("alpha", 1.0)
+    below = write("minimum", x, 0)
+    branch = write("mul", write("sub", write("exp", write("div", below, alpha)), 1), alpha)
+    return [write("add", write("relu", x), branch)]
+
+
+def _softsign(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    return [write("div", x, write("add", write("abs", x), 1))]
+
+
+def _gelu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    if node.text("approximate", "none") == "tanh":
+        # The approximation of Hendrycks and Gimpel (arXiv 1606.08415).
+        cubed = write("mul", write("mul", x, x), x)
+        inner = write("mul", write("add", x, write("mul", cubed, 0.044715)), sqrt(2 / np.pi))
+        gate = write("tanh", inner)
+    else:
+        gate = write("erf", write("mul", x, sqrt(0.5)))
+    return [write("mul", write("mul", x, 0.5), write("add", gate, 1))]
+
+
+def _softplus_value(write: Formula, x: str) -> str:
+    """log(1 + exp(x)) without overflow."""
+    # Only numbers up to 1 are exponentiated: log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)).
+    return write("add", write("relu", x), write("log", write("add", write("exp", write("neg", write("abs", x))), 1)))
+
+
+def _softplus(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    return [_softplus_value(write, x)]
+
+
+def _mish(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    return [write("mul", x, write("tanh", _softplus_value(write, x)))]
+
+
+def _reciprocal(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    return [write("div", 1, x)]
+
+
+def cast_to(builder: GraphBuilder, x: str, dtype: str, name: str = "", output: str = "") -> str:
+    """`x` in another element type; `x` itself if it has that type."""
+    if builder.value(x).dtype == dtype:
+        return x
+    return builder.emit("cast", [x], {"dtype": dtype}, name=name, output=output)
+
+
+def _cast_to(builder: GraphBuilder, node: OnnxNode, dtype: str) -> Sequence[str]:
+    if dtype not in DTYPES:
+        raise node.unsupported(f"no conversion to {dtype}")
+    return [cast_to(builder, node.operand(builder, 0).name, dtype, node.name, node.outputs[0])]
+
+
+def _cast(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    return _cast_to(builder, node, helper.tensor_dtype_to_np_dtype(node.integer("to", 1)).name)
+
+
+def _bit_cast(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    x, dtype = node.operand(builder, 0), helper.tensor_dtype_to_np_dtype(node.integer("to", 1)).name
+    if dtype not in DTYPES:
+        raise node.unsupported(f"no elements of {dtype}")
+    return [x.name if x.dtype == dtype else builder.emit("bits", [x.name], {"dtype": dtype}, name=node.name)]
+
+
+def _cast_like(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    return _cast_to(builder, node, node.operand(builder, 1).dtype)
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "Abs": same("abs"),
+    "Acos": same("acos"),
+    "Acosh": same("acosh"),
+    "Add": same("add"),
+    "Asin": same("asin"),
+    "Asinh": same("asinh"),
+    "Atan": same("atan"),
+    "Atanh": same("atanh"),
+    "BitCast": _bit_cast,
+    "Cast": _cast,
+    "CastLike": _cast_like,
+    "Ceil": same("ceil"),
+    "Celu": _celu,
+    "Clip": _clip,
+    "Cos": same("cos"),
+    "Cosh": same("cosh"),
+    "Div": same("div"),
+    "Elu": _elu,
+    "Erf": same("erf"),
+    "Exp": same("exp"),
+    "Floor": same("floor"),
+    "Gelu": _gelu,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "LeakyRelu": _leaky_relu,
+    "Log": same("log"),
+    "Max": _variadic("maximum"),
+    "Mean": in_float32(_mean),
+    "Min": _variadic("minimum"),
+    "Mish": _mish,
+    "Mul": same("mul"),
+    "Neg": same("neg"),
+    "PRelu": _prelu,
+    "Pow": _pow,
+    "Reciprocal": _reciprocal,
+    "Relu": same("relu"),
+    "Round": same("round"),
+    "Selu": _selu,
+    "Sigmoid": same("sigmoid"),
+    "Sign": same("sign"),
+    "Sin": same("sin"),
+    "Sinh": same("sinh"),
+    "Softplus": _softplus,
+    "Softsign": _softsign,
+    "Sqrt": same("sqrt"),
+    "Sub": same("sub"),
+    "Sum": _sum,
+    "Swish": _swish,
+    "Tan": same("tan"),
+    "Tanh": same("tanh"),
+}

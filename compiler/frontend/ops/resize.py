@@ -1,0 +1,234 @@
+"""Converter of ONNX Resize.
+
+Along an axis every element of the result is a weighted sum of a few input elements, the same for all rows: a sparse
+constant matrix. Axes with few terms are resampled together; an axis with many, as with antialiasing, is a product with
+the whole matrix. If every row has a single 1 and the rows are evenly spaced, the elements are a slice.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, floor
+from typing import NamedTuple
+
+import numpy as np
+
+from retune.compiler.core.dtype import accumulated, is_float
+from retune.compiler.frontend.ops.attributes import OnnxNode
+from retune.compiler.frontend.ops.elementwise import Converter, cast_to, formula_of
+from retune.compiler.frontend.ops.indexing import taken
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Array
+
+_ROUNDINGS: Mapping[str, Callable[[float], int]] = {
+    "round_prefer_floor": lambda x: ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: floor(x + 0.5),
+    "floor": floor,
+    "ceil": ceil,
+}
+
+_LARGEST = 1 << 24
+"""Most elements of the matrix that resizes an axis."""
+_MOST_TAPS = 8
+"""Most operand elements per result element, over all axes resampled in one kernel: bilinear has 4, trilinear 8. Bicubic
+has 16 and is resampled axis by axis, which multiplies less.
+"""
+
+
+def _resize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    shape, dtype = builder.value(x).shape, builder.value(x).dtype
+    sizes, scales = _sizes(builder, node, shape)
+    if 0 in shape:
+        if any(size and not extent for extent, size in zip(shape, sizes, strict=True)):
+            raise node.unsupported(f"makes {sizes} of {list(shape)}: nothing can be resized to something")
+        return [builder.filled(0, dtype, sizes)]
+    how = node.text("coordinate_transformation_mode", "half_pixel")
+    matrices: dict[int, Array] = {}
+    masks: dict[int, Array] = {}
+    for axis, (extent, size) in enumerate(zip(shape, sizes, strict=True)):
+        if size == extent and scales[axis] == 1.0 and how != "tf_crop_and_resize":
+            continue
+        if size * extent > _LARGEST:
+            raise node.unsupported(f"makes {size} of {extent} elements: the matrix for that has more than {_LARGEST}")
+        resized = _Axis(axis, extent, size, scales[axis])
+        origins = [_origin(builder, node, how, index, resized) for index in range(size)]
+        rows = [_row(node, origin, extent, scales[axis]) for origin in origins]
+        matrices[axis] = np.array(rows).reshape(size, extent)
+        masks[axis] = np.array([not 0 <= origin <= extent - 1 for origin in origins])
+    if not is_float(dtype) and not all(map(_moves_only, matrices.values())):
+        x = _along_axes(builder, write("cast", x, dtype="float32"), matrices)
+        x = write("cast", x, dtype=dtype)
+    else:
+        x = _along_axes(builder, x, matrices)
+    for axis, outside in masks.items():
+        if how == "tf_crop_and_resize" and outside.any():
+            mask = builder.constant(outside.reshape(-1, *(1 for _ in shape[axis + 1 :])), "outside")
+            x = write("where", mask, node.number("extrapolation_value", 0.0), x)
+    return [x]
+
+
+def _moves_only(matrix: Array) -> bool:
+    """Whether every element of the result is an element of the operand."""
+    return bool(((matrix == 1).sum(axis=1) == 1).all() and ((matrix != 0).sum(axis=1) == 1).all())
+
+
+def _along_axes(builder: GraphBuilder, x: str, matrices: Mapping[int, Array]) -> str:
+    """Apply each matrix, (new, old), along its axis."""
+    together: dict[int, tuple[Array, Array]] = {}
+    for axis, matrix in matrices.items():
+        if _moves_only(matrix) and (not is_float(builder.value(x).dtype) or _is_even(matrix.argmax(axis=1))):
+            x = taken(builder, x, axis, [int(index) for index in matrix.argmax(axis=1)])
+            continue
+        tables = _taps(matrix)
+        if tables[0].shape[1] > _MOST_TAPS:
+            x = _product(builder, x, axis, matrix)
+            continue
+        if tables[0].shape[1] * math.prod(indices.shape[1] for indices, _ in together.values()) > _MOST_TAPS:
+            x, together = _resampled(builder, x, together), {}
+        together[axis] = tables
+    return _resampled(builder, x, together)
+
+
+def _is_even(indices: Array) -> bool:
+    """Whether the indices are evenly spaced and ascending, as for a slice."""
+    steps = np.diff(indices)
+    return bool(steps.size == 0 or (steps[0] > 0 and (steps == steps[0]).all()))
+
+
+def _taps(matrix: Array) -> tuple[Array, Array]:
+    """The indices and weights of the nonzero elements of each row, padded with the first index and zero."""
+    taps = int((matrix != 0).sum(axis=1).max())
+    # A stable sort by zero puts the nonzero elements in front, in order.
+    order = np.argsort(matrix == 0, axis=1, kind="stable")[:, :taps]
+    weights = np.take_along_axis(matrix, order, axis=1)
+    return np.where(weights != 0, order, order[:, :1]).astype("int32"), weights.astype("float32")
+
+
+def _resampled(builder: GraphBuilder, x: str, tables: Mapping[int, tuple[Array, Array]]) -> str:
+    operands = [
+        builder.constant(array, name)
+        for axis in sorted(tables)
+        for array, name in zip(tables[axis], ("places", "weights"), strict=True)
+    ]
+    return builder.emit("resample", [x, *operands], {"axes": tuple(sorted(tables))}) if tables else x
+
+
+def _product(builder: GraphBuilder, x: str, axis: int, matrix: Array) -> str:
+    shape, dtype = builder.value(x).shape, builder.value(x).dtype
+    rank, wide = len(shape), accumulated(dtype)
+    moved = (*(i for i in range(rank) if i != axis), axis)
+    flat = builder.emit("transpose", [cast_to(builder, x, wide)], {"perm": moved})
+    flat = builder.emit("reshape", [flat], {"shape": (builder.value(x).size // shape[axis], shape[axis])})
+    weight = builder.constant(matrix.T.astype(wide), "weights")
+    result = builder.emit("dense", [flat, weight])
+    others = [extent for i, extent in enumerate(shape) if i != axis]
+    result = builder.emit("reshape", [result], {"shape": (*others, matrix.shape[0])})
+    back = tuple(int(axis_index) for axis_index in np.argsort(moved))
+    return cast_to(builder, builder.emit("transpose", [result], {"perm": back}), dtype)
+
+
+def _sizes(builder: GraphBuilder, node: OnnxNode, shape: tuple[int, ...]) -> tuple[list[int], list[float]]:
+    """The result's extents and the scale of each axis."""
+    rank = len(shape)
+    axes = [node.axis(axis, rank) for axis in node.ints("axes") or range(rank)]
+    sizes, scales = list(shape), [1.0] * rank
+    if node.has_input(3) and node.operand(builder, 3).size:
+        wanted = node.int_list(builder, 3, "the sizes")
+        ratios = [size / shape[axis] if shape[axis] else 1.0 for axis, size in zip(axes, wanted, strict=True)]
+        policy = node.text("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            ratio = min(ratios) if policy == "not_larger" else max(ratios)
+            ratios = [ratio] * len(axes)
+            # ONNX rounds half up here, where Python's `round` would round half to even.
+            wanted = tuple(floor(ratio * shape[axis] + 0.5) for axis in axes)
+        for axis, size, ratio in zip(axes, wanted, ratios, strict=True):
+            sizes[axis], scales[axis] = size, ratio
+        return sizes, scales
+    operand = 1 if node.op_type == "Upsample" else 2
+    factors = node.array(builder, operand, "the scales").ravel()
+    if len(factors) != len(axes):
+        raise node.unsupported(f"{len(factors)} scales are not those of {len(axes)} axes")
+    for axis, factor in zip(axes, factors, strict=True):
+        scales[axis] = float(factor)
+        sizes[axis] = floor(shape[axis] * scales[axis])
+    return sizes, scales
+
+
+class _Axis(NamedTuple):
+    """Axis `number` that is resized from `extent` to `size` elements."""
+
+    number: int
+    extent: int
+    size: int
+    scale: float
+
+
+def _origin(builder: GraphBuilder, node: OnnxNode, how: str, index: int, resized: _Axis) -> float:
+    """The position in the operand of element `index` of the result along an axis."""
+    axis, extent, size, scale = resized
+    if node.op_type == "Upsample" or how == "asymmetric":
+        return index / scale
+    if how == "align_corners":
+        return 0.0 if size == 1 else index * (extent - 1) / (scale * extent - 1)
+    # As in ONNX's reference; its text says 0, which most modes clip to the same element.
+    if how == "pytorch_half_pixel" and size == 1:
+        return -0.5
+    if how == "tf_crop_and_resize":
+        rank = len(node.operand(builder, 0).shape)
+        axes = [node.axis(dim, rank) for dim in node.ints("axes") or range(rank)]
+        if axis not in axes:
+            return float(index)
+        region = node.array(builder, 1, "the region").astype("float64").ravel()
+        start, end = region[axes.index(axis)], region[len(axes) + axes.index(axis)]
+        offset = (end - start) * (extent - 1) / 2 if size == 1 else index * (end - start) * (extent - 1) / (size - 1)
+        return float(start * (extent - 1) + offset)
+    if how == "half_pixel_symmetric":
+        shift = extent / 2 * (1 - size / (scale * extent))
+        return shift + (index + 0.5) / scale - 0.5
+    if how not in ("half_pixel", "pytorch_half_pixel"):
+        raise node.unsupported(f"coordinate_transformation_mode {how!r} is unknown")
+    return (index + 0.5) / scale - 0.5
+
+
+def _row(node: OnnxNode, position: float, extent: int, scale: float) -> Array:
+    """The weight of each element of an axis in the element at `position`."""
+    row = np.zeros(extent)
+    mode = node.text("mode", "nearest")
+    if mode == "nearest":
+        # ONNX Runtime computes positions in float32; in float64 a position such as 1.0000000002 would round to another
+        # side.
+        position = float(np.float32(position))
+        rounding = "floor" if node.op_type == "Upsample" else node.text("nearest_mode", "round_prefer_floor")
+        row[min(max(_ROUNDINGS[rounding](position), 0), extent - 1)] = 1.0
+        return row
+    if mode not in ("linear", "cubic"):
+        raise node.unsupported(f"mode {mode!r} is none of nearest, linear, cubic")
+    spread = 1.0 if mode == "linear" else 2.0
+    # Antialiasing stretches the kernel by the factor of a reduction, so that every element of the operand counts.
+    shrink = min(scale, 1.0) if node.integer("antialias", 0) else 1.0
+    reach = ceil(spread / shrink)
+    sharpness = node.number("cubic_coeff_a", -0.75)
+    first = floor(position) - reach
+    indices = np.arange(first, first + 2 * reach + 2)
+    weights = np.array([_kernel(mode, (index - position) * shrink, sharpness) for index in indices])
+    if node.integer("exclude_outside", 0):
+        weights = np.where((indices >= 0) & (indices < extent), weights, 0.0)
+    # Dropped weights, or a stretched kernel, do not sum to 1.
+    weights = weights / weights.sum()
+    # Unbuffered addition: several taps may be clipped to the same edge element.
+    np.add.at(row, np.clip(indices, 0, extent - 1), weights)
+    return row
+
+
+def _kernel(mode: str, distance: float, a: float) -> float:
+    """The weight of an element at a distance; `a` shapes the cubic kernel."""
+    d = abs(distance)
+    if mode == "linear":
+        return max(0.0, 1.0 - d)
+    # Keys' cubic convolution kernel with parameter a.
+    if d <= 1:
+        return (a + 2) * d**3 - (a + 3) * d**2 + 1
+    return a * (d**3 - 5 * d**2 + 8 * d - 4) if d < 2 else 0.0
+
+
+CONVERTERS: Mapping[str, Converter] = {"Resize": _resize, "Upsample": _resize}

@@ -1,0 +1,138 @@
+"""Reads the declarations of a value by an ONNX model and its caller, as a `Param`; undeclared parts are None.
+
+Declared types of outputs must match the nodes; wrong shapes only cause warnings.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import onnx
+
+from retune.compiler.core.errors import ModelFormatError
+from retune.compiler.frontend.model_file import inferred_graph, without_large_weights
+from retune.compiler.frontend.ops.elementwise import DTYPES
+from retune.compiler.graph.region import Dimension, Param
+
+_MADE_UP = "unk__"
+"""Prefix of the symbols that ONNX gives to unknown dimensions."""
+_log = logging.getLogger(__name__)
+
+
+def fed_inputs(model: onnx.ModelProto, declared: Iterable[str]) -> list[onnx.ValueInfoProto]:
+    """The inputs that a caller feeds: those that are not weights, all of them tensors. `given` are the names in the
+    caller's declarations.
+
+    Raises: ModelFormatError when one of these is no input, or an input is no tensor.
+    """
+    # Before IR version 4, initializers were listed among the inputs too.
+    weights = {tensor.name for tensor in model.graph.initializer}
+    fed = [entry for entry in model.graph.input if entry.name not in weights]
+    names = [entry.name for entry in fed]
+    unknown = sorted(map(str, set(declared) - set(names)))
+    if unknown:
+        raise ModelFormatError(f"a shape is given for {', '.join(unknown)}, but the inputs are {', '.join(names)}")
+    for entry in fed:
+        if not entry.type.HasField("tensor_type"):
+            raise ModelFormatError(f"input {entry.name!r} is not a tensor")
+    return fed
+
+
+def check_outputs(model: onnx.ModelProto, computed: Sequence[Param]) -> None:
+    """Check a model's declarations of its outputs against its nodes, where both are known; symbols match any number.
+    Wrong shapes only cause warnings, as in other runtimes: the nodes count.
+
+    ONNX itself infers other extents for some pools and transforms than any runtime: a file may repeat these.
+    Raises: ModelFormatError that names the first output with another type.
+    """
+    for index, (entry, result) in enumerate(zip(model.graph.output, computed, strict=True)):
+        declared = _declared(entry)
+        computes = Param(entry.name, result.dtype, result.dims)
+        if result.dtype is not None and declared.dtype not in (None, result.dtype):
+            raise ModelFormatError(
+                f"the output {declared} is declared so, but the nodes compute {computes}: "
+                "correct or clear its declaration"
+            )
+        if not _fit(declared, result) and not _repeats(declared, _inferred(model, index)):
+            _log.warning("the output %s is declared so, but the nodes compute %s", declared, computes)
+
+
+def _fit(declared: Param, result: Param) -> bool:
+    """Whether the dimensions of both could belong to one value."""
+    if declared.dims is None or result.dims is None:
+        return True
+    pairs = zip(declared.dims, result.dims, strict=False)
+    differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
+    return len(declared.dims) == len(result.dims) and not differ
+
+
+def _repeats(declared: Param, inferred: Param) -> bool:
+    """Whether all numbers of `declared` equal those of `inferred`."""
+    pairs = zip(declared.dims or (), inferred.dims or (), strict=False)
+    return len(declared.dims or ()) == len(inferred.dims or ()) and all(a == b for a, b in pairs if isinstance(a, int))
+
+
+def _inferred(model: onnx.ModelProto, index: int) -> Param:
+    """ONNX's inferred type of an output, without the file's declarations."""
+    light = onnx.ModelProto()
+    light.CopyFrom(without_large_weights(model))
+    del light.graph.value_info[:]
+    return param_of(inferred_graph(light).output[index])
+
+
+def _declared(entry: onnx.ValueInfoProto) -> Param:
+    """A model's declaration of an output, including element types that we lack."""
+    if entry.type.HasField("tensor_type"):
+        kind = entry.type.tensor_type.elem_type
+        known = kind in onnx.TensorProto.DataType.values()
+        dtype = onnx.TensorProto.DataType.Name(kind).lower() if known else f"type {kind}"
+        param = param_of(entry)
+        return Param(entry.name, param.dtype or (dtype if kind else None), param.dims)
+    return Param(entry.name, entry.type.WhichOneof("value"))
+
+
+def param_of(entry: onnx.ValueInfoProto) -> Param:
+    """The static type of a value; an element type that we lack counts as unknown."""
+    if not entry.type.HasField("tensor_type"):
+        return Param(entry.name, None)
+    tensor = entry.type.tensor_type
+    known = tensor.elem_type in onnx.TensorProto.DataType.values() and tensor.elem_type != onnx.TensorProto.UNDEFINED
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name if known else None
+    dims = tuple(map(_dimension, tensor.shape.dim)) if tensor.HasField("shape") else None
+    return Param(entry.name, dtype if dtype in DTYPES else None, dims)
+
+
+def _dimension(dimension: onnx.TensorShapeProto.Dimension) -> Dimension:
+    if dimension.HasField("dim_value"):
+        return dimension.dim_value if dimension.dim_value >= 0 else None
+    symbol = dimension.dim_param
+    # Exporters write `?` and `-1` for any number, possibly different ones.
+    is_name = any(letter.isalpha() for letter in symbol) and not symbol.startswith(_MADE_UP)
+    return symbol if is_name else None
+
+
+def narrowed(param: Param, dims: Sequence[Dimension]) -> Param:
+    """The param with the caller's dimensions `dims`.
+
+    Raises: ModelFormatError when they contradict the model.
+    """
+    declared = param.dims
+    fits = declared is None or len(declared) == len(dims)
+    for wanted, extent in zip(declared or (), dims, strict=False):
+        fits = fits and (not isinstance(wanted, int) or wanted == extent)
+    if not fits:
+        raise ModelFormatError(f"the shape {list(dims)} does not fit the input {param}")
+    return Param(param.name, param.dtype, tuple(dims))
+
+
+def write_dims(entry: onnx.ValueInfoProto, dims: Sequence[Dimension]) -> None:
+    shape = entry.type.tensor_type.shape
+    shape.Clear()
+    for dim in dims:
+        written = shape.dim.add()
+        if isinstance(dim, int):
+            written.dim_value = dim
+        elif dim is not None:
+            written.dim_param = dim
+    if not dims:
+        # An empty shape is a scalar, and no shape an unknown rank: protobuf writes an empty message only on request.
+        entry.type.tensor_type.shape.SetInParent()

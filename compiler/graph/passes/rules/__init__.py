@@ -1,0 +1,1 @@
+"""Rewrite rules and the patterns that they match."""

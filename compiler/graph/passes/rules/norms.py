@@ -1,0 +1,73 @@
+"""Patterns of normalizations as exporters write them; scale and bias stay separate operators after the normalization.
+
+    c / sqrt(mean(c * c) + epsilon), c = x - mean(x)        layer, instance and group norm of PyTorch
+    x * s + (bias - mean(x) * s), s = scale / sqrt(…)       layer norm of TensorFlow
+    x / sqrt(mean(x * x) + epsilon)                         RMS norm
+
+A scale between the parts, as in c * (scale / sqrt(…)), is moved out of them.
+"""
+
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Attribute, Node
+from retune.compiler.graph.passes.rules.patterns import (
+    Either,
+    Form,
+    Match,
+    Named,
+    Op,
+    Pattern,
+    Product,
+    Sum,
+    Wanted,
+    Write,
+    X,
+)
+
+_OVER: dict[str, Attribute | Wanted] = {"axes": Wanted("axes"), "keepdims": True}
+_EPSILON = Wanted("epsilon")
+
+
+def _mean(x: Pattern) -> Pattern:
+    return Op("reduce_mean", (x,), _OVER)
+
+
+_MEAN = Named("mean", _mean(X))
+_CENTERED = Named("centred", Op("sub", (X, _MEAN)))
+_DEVIATION = Op(
+    "sqrt",
+    (
+        Either(
+            (
+                Sum((_mean(Product((_CENTERED, _CENTERED))),), _EPSILON),
+                Sum((_mean(Product((X, X))), Product((_MEAN, _MEAN), -1.0)), _EPSILON),
+            )
+        ),
+    ),
+)
+_ROOT_MEAN_SQUARE = Op("sqrt", (Sum((_mean(Product((X, X))),), _EPSILON),))
+# Both variance forms are accepted, E[(x - m)^2] and E[x^2] - m^2: the operator uses the first, which does not cancel.
+_SLOPE = Named("slope", Product((), under=(_DEVIATION,), rest="scale"))
+
+
+def _normal(*, centred: bool) -> Write:
+    def write(builder: GraphBuilder, match: Match, node: Node) -> str:
+        attrs = {"axes": match.attrs["axes"], "epsilon": match.attrs["epsilon"], "centred": centred}
+        result = builder.emit("normalize", [match.values["x"]], attrs, name=node.name, output=node.output)
+        for factor in match.rest.get("scale", ()):
+            result = builder.emit("mul", [result, factor], name=node.name, output=node.output)
+        if "bias" in match.values:
+            result = builder.emit("add", [result, match.values["bias"]], name=node.name, output=node.output)
+        return result
+
+    return write
+
+
+NORMS = (
+    Form(Product((_CENTERED,), under=(_DEVIATION,), rest="scale"), _normal(centred=True)),
+    Form(
+        Sum((Product((X, _SLOPE)), Product((_MEAN, _SLOPE), -1.0), Named("bias"))),
+        _normal(centred=True),
+    ),
+    Form(Sum((Product((X, _SLOPE)), Product((_MEAN, _SLOPE), -1.0))), _normal(centred=True)),
+    Form(Product((X,), under=(_ROOT_MEAN_SQUARE,), rest="scale"), _normal(centred=False)),
+)

@@ -1,0 +1,1 @@
+"""Tuning logs in the form of TVM's auto-scheduler."""

@@ -1,0 +1,1 @@
+"""Building and timing on other machines."""

@@ -1,0 +1,109 @@
+"""The feature columns of the group "gpu", for statements whose loops are bound to GPU threads; 0 for others."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from retune.compiler.core.gpu_facts import GpuFacts
+from retune.compiler.ir.kernel import WORD
+from retune.compiler.ir.tensor_core import WARP
+from retune.compiler.model.features.buffers import Columns
+from retune.compiler.model.features.nest import Floats, Nest, size_of
+from retune.compiler.model.features.warp import SHARED
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.statements import StageNest
+from retune.compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
+from retune.compiler.te.tensor import Tensor
+
+_OTHERS = 32.0
+_PER_WORD = 1.25
+"""Registers for indices and operands, and per word of a thread's buffers."""
+
+_AROUND_PRODUCT = 44.0
+"""Registers in addition to the sums and fragments of a product on tensor cores."""
+
+_THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
+
+_EXTENTS = {
+    "gpu_blocks_x": Annotation.BLOCK_X,
+    "gpu_blocks_y": Annotation.BLOCK_Y,
+    "gpu_blocks_z": Annotation.BLOCK_Z,
+    "gpu_threads_x": Annotation.THREAD_X,
+    "gpu_threads_y": Annotation.THREAD_Y,
+    "gpu_threads_z": Annotation.THREAD_Z,
+    "gpu_vthreads": Annotation.VTHREAD,
+}
+_BOUND = frozenset(_EXTENTS.values())
+
+
+def is_bound(nest: Nest) -> bool:
+    """Whether a statement runs on a GPU."""
+    return any(loop.annotation in _BOUND for loop in nest.source.loops)
+
+
+def is_shared(nest: Nest) -> bool:
+    """Whether the threads of a block share the results of a statement inside another's loops."""
+    outer = nest.source.loops[: nest.depth - nest.source.own]
+    return nest.source.op.name.endswith(SHARED) or not any(loop.annotation in _THREADS for loop in outer)
+
+
+def shared_tensors(nests: Sequence[Nest]) -> frozenset[Tensor]:
+    """The results in the shared memory of a block."""
+    inside = (nest for nest in nests if nest.source.attached and is_bound(nest) and is_shared(nest))
+    return frozenset(write.tensor for nest in inside for write in nest.source.writes)
+
+
+def gpu_columns(row: int, nests: Sequence[Nest], facts: GpuFacts) -> Columns:
+    """Columns of statement `row` of a program: the launch of its kernel, a root stage with the stages inside its loops,
+    and the shared memory and registers of the buffers inside.
+    """
+    nest = nests[row]
+    if not is_bound(nest):
+        return
+    yield "is_gpu", 1.0
+    root = nest.source.loops[0].key[0]
+    kernel = [other for other in nests if other.source.loops and other.source.loops[0].key[0] == root]
+    sources = [other.source for other in kernel]
+    product = product_of(sources)
+    for name, annotation in _EXTENTS.items():
+        # The lanes of a product on tensor cores are no loop: a warp executes each instruction together.
+        lanes = nest.source is product and annotation is Annotation.THREAD_X
+        yield name, np.full(nest.count, float(WARP)) if lanes else _extent(nest, annotation)
+    yield "gpu_tensor", float(nest.source is product)
+    shared, local = np.zeros(nest.count), np.zeros(nest.count)
+    for other in kernel:
+        if not other.source.attached:
+            continue
+        if other.source is product:
+            local = local + thread_bytes(product, facts, nest.count)
+        elif is_shared(other):
+            shared = shared + _buffer_bytes(other) * copies_of(other.source, sources, nest.count)
+        else:
+            local = local + _buffer_bytes(other) * _extent(other, Annotation.VTHREAD)
+    yield "gpu_shared_bytes", shared
+    yield "gpu_local_bytes", local
+    per_word, other_registers = (_PER_WORD, _OTHERS) if product is None else (1.0, _AROUND_PRODUCT)
+    yield "gpu_registers", other_registers + per_word * local / WORD
+
+
+def _extent(nest: Nest, annotation: Annotation) -> Floats:
+    """(B,): blocks or threads of the loops with this annotation: 1 without, those of the innermost stage that has them.
+    Virtual threads of several stages multiply.
+    """
+    bound = [index for index, loop in enumerate(nest.source.loops) if loop.annotation is annotation]
+    if bound and annotation is not Annotation.VTHREAD:
+        stage = nest.source.loops[bound[-1]].key[0]
+        bound = [index for index in bound if nest.source.loops[index].key[0] == stage]
+    return np.asarray(nest.extents[bound].prod(axis=0))
+
+
+def _buffer_bytes(nest: Nest) -> Floats:
+    size = np.full(nest.count, float(sum(_result_bytes(nest.source))))
+    for extent in nest.source.write.shape:
+        size = size * extent
+    return size
+
+
+def _result_bytes(nest: StageNest) -> Iterator[int]:
+    for write in nest.writes:
+        yield size_of(write.tensor.dtype)

@@ -1,0 +1,1 @@
+"""The CUDA driver, arrays and kernels on NVIDIA GPUs."""

@@ -1,0 +1,1 @@
+"""The TVM FFI: functions, modules and arrays in its calling convention."""

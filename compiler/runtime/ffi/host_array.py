@@ -1,0 +1,20 @@
+"""A NumPy array with the methods of the FFI's arrays, so that functions called by kernels work for either."""
+
+from typing import Any
+
+import numpy as np
+
+from retune.compiler.runtime.artifact import Array
+
+
+class HostArray(np.ndarray[Any, np.dtype[Any]]):
+    """A NumPy array with `numpy` and `copyto`, like `retune.compiler.runtime.ffi.ffi.NDArray`."""
+
+    def numpy(self) -> Array:
+        """The same array without these methods."""
+        return self.view(np.ndarray)
+
+    def copyto(self, target: Any) -> Any:
+        """Copy the elements to another array of the same shape; returns `target`."""
+        target[...] = self.numpy()
+        return target

@@ -1,0 +1,1 @@
+"""Default schedules: fast to derive and correct, without search or measurement."""

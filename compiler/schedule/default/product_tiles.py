@@ -1,0 +1,336 @@
+"""Register tiles of products in default schedules: their size, by the throughput of a core, and the loops around them.
+
+A tile is a few rows of a strip of the last axis: one factor is read along the strip, each value of the other serves the
+whole strip.
+"""
+
+from collections.abc import Sequence
+from math import inf, prod
+
+from retune.compiler.core.dtype import accumulated, is_float, item_bytes
+from retune.compiler.core.packing import most_padded
+from retune.compiler.core.target import HardwareParams
+from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr
+from retune.compiler.ir.visit import walk
+from retune.compiler.schedule.access import needs_multi_level_tiling
+from retune.compiler.schedule.state import Annotation, IterKind, State
+from retune.compiler.schedule.steps import Annotate, Reorder, Split
+from retune.compiler.te.tensor import Axis, ComputeOp
+
+_VECTORS = (2, 4, 3, 5, 6, 1)
+"""Vectors of a row that a product computes together; of equally fast widths the first wins."""
+_ROWS = (4, 7, 6, 5, 14, 8, 3, 2, 1)
+"""Rows, likewise."""
+_LATENCY, _PER_CYCLE = 4, 2
+"""Latency of a sum, and multiply-adds, or loads, per cycle: of Zen 2 to 5 and Intel's cores since Skylake."""
+_LOAD_COST = 0.1
+"""Extra cycles per cycle of loads that multiply-adds hide, measured with AVX2: loads come from the second-level cache
+at times, and their power bounds the clock. Vectors with masks, as of AVX-512, were not measured.
+"""
+_PIECE_COST = 1.5
+"""Cost, in vectors, of a piece of a vector without masks: 15 lanes are loaded as 8, 4, 2 and 1."""
+TAIL_COST_L2, TAIL_COST_MEMORY, TAIL_MARGIN = 1.1, 2.0, 1.05
+"""Slowdown of a smaller tile at an end, whose reloads come from the second-level cache, or from memory; and the speedup
+that tiles with such ends must have over others.
+"""
+_TAIL_ROWS = 8
+"""Most rows of a tile that leaves a smaller tile: more, a power of two apart, evict each other from L1."""
+_RELOAD_BYTES = 5 << 15
+"""Most bytes of a factor that a smaller tile at an end reloads from the second-level cache."""
+_ROW_BYTES, _UNPACKED_COST = 1 << 10, 2.0
+"""Rows of an unpacked factor longer than this are on a page each, and the product takes this many times as long (1.1 to
+2.4 measured) as with packed strips.
+"""
+_STRIP_RATIO = 4
+"""Most lanes of a vector over the columns of a group: shorter groups cost no more than choices by lane."""
+_FEW_COLUMNS, _LEAST_COLUMNS = 16, 4
+"""Products of fewer columns have no register tile where sums in vectors are faster, or in any case."""
+_LEAST_SUMS, _MOST_IDLE = 20, 2.6
+"""Sums in vectors are faster, with a packed factor, where fewer rows times columns wait for the latency of a sum, or
+where a row costs so many times as much as its share of vectors: 5, 6, 7, 11 or 15 columns without masks, by
+measurements.
+"""
+_NEAR_BYTES = 1 << 18
+"""Half of the smallest second-level cache of today's x86 cores: the part of a factor that stays there."""
+
+
+def row_axis_of(state: State, stage_id: int, hardware: HardwareParams | None = None) -> int | None:
+    """The axis along which a product reads the same elements as along its last axis, -1 when there is none.
+
+    Points of a window that moves by one share most reads, too, as do the weights of a depthwise convolution. None for a
+    stage that is no product of floating-point numbers, or reads nothing along its last axis; and for a product of few
+    columns, unless a register tile is faster than sums in vectors on `hardware`.
+    """
+    op = state.stages[stage_id].op
+    if not isinstance(op, ComputeOp) or not op.reduce_axes or not needs_multi_level_tiling(state.dag, stage_id):
+        return None
+    if not is_float(op.dtype) or op.axes[-1].extent < _LEAST_COLUMNS:
+        return None
+    reads = _read_along(state, stage_id)
+    if not reads:
+        return None
+    axes = range(len(op.axes) - 1, -1, -1)
+    rows = next((number for number in axes if op.axes[number].extent > 1 and _is_shared(op.axes[number], reads)), -1)
+    is_tiled = op.axes[-1].extent >= _FEW_COLUMNS or (
+        hardware is not None and _suits_few_columns(state, stage_id, rows, hardware)
+    )
+    return rows if is_tiled else None
+
+
+def _suits_few_columns(state: State, stage_id: int, row_axis: int, hardware: HardwareParams) -> bool:
+    """Whether a register tile of all columns is faster than sums in vectors, which need a packed factor."""
+    if not _is_packed(state, stage_id):
+        return True
+    axes = axes_of(state, stage_id)
+    columns, rows = axes[-1].extent, axes[row_axis].extent if row_axis >= 0 else 1
+    lanes = _lanes_for(columns, hardware, state.dag.ops[stage_id].dtypes[0])
+    _, vectors = _vectors_of(columns, lanes, hardware)
+    return rows * columns >= _LEAST_SUMS and vectors * lanes <= _MOST_IDLE * columns
+
+
+def _read_along(state: State, stage_id: int) -> list[tuple[Expr, ...]]:
+    """The indices of a stage's reads along its last axis."""
+    last = axes_of(state, stage_id)[-1]
+    return [indices for _, indices in state.dag.reads[stage_id] if indices and indices[-1] == last]
+
+
+def _is_shared(axis: Axis, reads: Sequence[tuple[Expr, ...]]) -> bool:
+    """Whether all or most of the `reads` along a product's last axis are the same for the next index of `axis`."""
+    used = [{node for index in indices for node in walk(index)} for indices in reads]
+    factors = (node for nodes in used for node in nodes if isinstance(node, Binary) and node.op is BinaryOp.MUL)
+    return any(axis not in nodes for nodes in used) and not any(axis in walk(node) for node in factors)
+
+
+def register_tile(
+    rows: int,
+    columns: int,
+    hardware: HardwareParams,
+    dtype: str,
+    depth: int = 0,
+    *,
+    divides: bool = False,
+    packs: bool = False,
+) -> tuple[int, int]:
+    """(rows, columns) of the fastest register tile of a product, by the throughput of multiply-adds and loads and the
+    latency of sums. Candidates divide the product and leave registers for a row of one factor and a value of the other.
+    With the `depth` of the sums, candidates may leave smaller tiles at the ends, of the columns only where their
+    reloads are in a near cache; with `divides` strips must divide the columns, so only rows have smaller tiles; with
+    `packs` the factor that is read along the strips is packed, with its last strip padded. Without a tile that fills
+    half of a vector no longer than necessary: one row of all columns.
+    """
+    lanes = _lanes_for(columns, hardware, dtype)
+    far = columns * item_bytes(dtype) > _ROW_BYTES
+    best, least = (1, columns), inf
+    for vectors in (*_VECTORS, -(-columns // lanes)):
+        widest, narrowest = min(columns, vectors * lanes), max((vectors - 1) * lanes, lanes // 2) + 1
+        # Fewer vectors are another candidate; a strip of half a vector or less leaves lanes idle.
+        for strip in range(widest, narrowest - 1, -1):
+            near = 0 < depth * strip * item_bytes(dtype) <= _RELOAD_BYTES
+            if columns % strip and (divides or not (near and strip == vectors * lanes)):
+                continue
+            vectors_held, _ = _vectors_of(strip, lanes, hardware)
+            for height in _ROWS:
+                # Sums, a row of one factor (of which a single row needs one vector at a time), a value of the other.
+                needed = height * vectors_held + (vectors_held if height > 1 else 1) + 1
+                fits = needed <= hardware.registers and height <= rows
+                if not fits or (rows % height and (not depth or height > _TAIL_ROWS)):
+                    continue
+                tail_cost = TAIL_COST_L2 if near else TAIL_COST_MEMORY
+                cycles = sum(
+                    count_i * count_j * _cycles(size_i, _vectors_of(size_j, lanes, hardware)[1], hardware)
+                    * (1.0 if (size_i, size_j) == (height, strip) else tail_cost)
+                    for size_i, count_i in _parts(rows, height)
+                    for size_j, count_j in _parts(columns, strip)
+                )  # fmt: skip
+                cycles *= TAIL_MARGIN if rows % height or columns % strip else 1.0
+                is_packed = not columns % strip or (packs and columns + -columns % strip <= most_padded(columns))
+                cycles *= 1.0 if is_packed or not far else _UNPACKED_COST
+                if cycles < least:
+                    best, least = (height, strip), cycles
+    return best
+
+
+def _lanes_for(columns: int, hardware: HardwareParams, dtype: str) -> int:
+    """The lanes of the shortest vector that a row of `columns` fills to more than half."""
+    lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))
+    while columns <= lanes // 2:
+        lanes //= 2
+    return lanes
+
+
+def _parts(extent: int, size: int) -> tuple[tuple[int, int], ...]:
+    """The sizes of the parts of an extent, and the number of parts of each size."""
+    count, remainder = divmod(extent, size)
+    return ((size, count), (remainder, 1)) if remainder else ((size, count),)
+
+
+def _vectors_of(strip: int, lanes: int, hardware: HardwareParams) -> tuple[int, float]:
+    """The number of vectors of a strip, and their cost in whole vectors."""
+    remainder = strip % lanes
+    pieces, piece_cost = (min(remainder, 1), 1.0) if hardware.lane_masks else (remainder.bit_count(), _PIECE_COST)
+    return strip // lanes + pieces, strip // lanes + pieces * piece_cost
+
+
+def _cycles(height: int, vectors: float, hardware: HardwareParams) -> float:
+    """Cycles of one step of the sums of a register tile."""
+    # Rows come from the second-level cache, which takes twice as long.
+    loads = (height + 2 * vectors) / _PER_CYCLE
+    cycles = max(height * vectors / _PER_CYCLE, loads, _LATENCY)
+    return cycles + (0.0 if hardware.lane_masks else _LOAD_COST * loads)
+
+
+def split_for_tile(
+    state: State, stage_id: int, outer_stage: int, row_axis: int, hardware: HardwareParams
+) -> tuple[State, list[str], list[str]]:
+    """The loops of `outer_stage`, a product or its reader, split for the product's register tile: the names of the
+    spatial loops outside the tile, and of those of the tile.
+    """
+    op, axes = state.stages[stage_id].op, axes_of(state, outer_stage)
+    assert isinstance(op, ComputeOp), "only what is computed has a reduction"
+    last = len(axes) - 1
+    rows = axes[row_axis].extent if row_axis >= 0 else 1
+    # Rows of a depthwise convolution share parts of their windows; smaller tiles share less.
+    is_depthwise = len(_read_along(state, stage_id)) > 1
+    depth = 0 if is_depthwise else prod(axis.extent for axis in op.reduce_axes)
+    columns, every = shared_columns(op, hardware), axes[last].extent
+    packs = _is_packed(state, stage_id)
+    height, strip = register_tile(rows, columns, hardware, op.dtype, depth, divides=columns < every, packs=packs)
+    inner: list[str] = []
+    for axis, size in ((last, strip), (row_axis, height)):
+        if axis < 0:
+            continue
+        name, extent = axes[axis].name, axes[axis].extent
+        if size == extent and (axis == last or extent > 1):
+            inner.insert(0, name)
+        elif 1 < size < extent:
+            state = state.apply(Split(outer_stage, _loop_number(state, outer_stage, name), extent, (size,)))
+            inner.insert(0, f"{name}.1")
+    return (*_outer_order(state, stage_id, outer_stage, inner), inner)
+
+
+def _is_packed(state: State, stage_id: int) -> bool:
+    """Whether a product reads a constant that `PackConstants` packs along its last axis: once, by plain indices."""
+    dag = state.dag
+    last = axes_of(state, stage_id)[-1]
+    reads = [(producer, indices) for producer, indices in dag.reads[stage_id] if indices and indices[-1] == last]
+    return bool(reads) and all(
+        producer in dag.layout_free
+        and len(dag.readers[producer]) == 1
+        and sum(producer == source for source, _ in dag.reads[stage_id]) == 1
+        and all(isinstance(index, (Axis, Const)) for index in indices)
+        for producer, indices in reads
+    )
+
+
+def shared_columns(op: ComputeOp, hardware: HardwareParams) -> int:
+    """The number of neighbors along the last axis of a product that read the same broadcast factor: all, or the results
+    of a group of a grouped convolution, unless these are much less than a vector. Strips must divide the latter: a
+    strip over several groups chooses among them by lane.
+    """
+    last, lanes = op.axes[-1], hardware.vector_unit_bytes // item_bytes(accumulated(op.dtype))
+    groups = [
+        int(node.rhs.value)
+        for node in walk(op.body)
+        if isinstance(node, Binary)
+        and node.op is BinaryOp.FLOORDIV
+        and node.lhs == last
+        and isinstance(node.rhs, Const)
+    ]
+    return min(
+        (size for size in groups if _STRIP_RATIO * size >= lanes and last.extent % size == 0), default=last.extent
+    )
+
+
+def order_for_tile(state: State, stage_id: int, outer: Sequence[str], inner: Sequence[str]) -> State:
+    """The loops of a stage in this order, the last in vectors, the loop around it unrolled."""
+    return as_tile(reorder_loops(state, stage_id, [*outer, *inner]), stage_id, len(inner))
+
+
+def as_tile(state: State, stage_id: int, loops: int) -> State:
+    """The last loop of a stage in vectors, and the one around it unrolled if the tile has several loops."""
+    last = len(state.stages[stage_id].iters) - 1
+    if loops > 1:
+        state = state.apply(Annotate(stage_id, last - 1, Annotation.UNROLL))
+    return state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
+
+
+def reorder_loops(state: State, stage_id: int, names: Sequence[str]) -> State:
+    """The loops of a stage in the order of these names."""
+    order = [_loop_number(state, stage_id, name) for name in names]
+    return state if order == sorted(order) else state.apply(Reorder(stage_id, tuple(order)))
+
+
+def axes_of(state: State, stage_id: int) -> tuple[Axis, ...]:
+    """The axes of a stage that is computed."""
+    op = state.stages[stage_id].op
+    assert isinstance(op, ComputeOp), "only what is computed has axes"
+    return op.axes
+
+
+def axis_name(loop: str) -> str:
+    return loop.partition(".")[0]
+
+
+def _loop_number(state: State, stage_id: int, name: str) -> int:
+    return next(number for number, loop in enumerate(state.stages[stage_id].iters) if loop.name == name)
+
+
+def _outer_order(state: State, stage_id: int, outer_stage: int, inner: Sequence[str]) -> tuple[State, list[str]]:
+    """The order of the spatial loops of `outer_stage` outside the register tile `inner` of a product, with a loop split
+    where that saves traffic.
+
+    Unchanged, every few rows read the whole factor that is read along the last axis. Where that factor fits no near
+    cache, a block of rows that does stays there while it meets strip after strip of the factor:
+
+        before: for i.0: for j.0: for k: …
+        after:  for i.0.0: for j.0: for i.0.1: for k: …
+    """
+    own_axes, axes, reads = axes_of(state, stage_id), axes_of(state, outer_stage), state.dag.reads[stage_id]
+    loops = state.stages[outer_stage].iters
+    outer = [loop.name for loop in loops if loop.kind is IterKind.SPATIAL and loop.name not in inner]
+    right, indices = next(read for read in reads if read[1] and read[1][-1] == own_axes[-1])
+    used = {node for index in indices for node in walk(index)}
+    shared = {outer_axis.name: axis for axis, outer_axis in zip(own_axes[:-1], axes, strict=False) if axis in used}
+    # Loops that index both factors of a product stay outside: each iteration is a separate product.
+    copies = prod(axis.extent for axis in shared.values())
+    strips = [name for name in outer if axis_name(name) == axes[-1].name]
+    rows = [name for name in outer if name not in strips and axis_name(name) not in shared]
+    if bytes_of(state, right) <= copies * _NEAR_BYTES or not strips or not rows:
+        return state, outer
+    first = [name for name in outer if axis_name(name) in shared]
+    left_bytes = max((bytes_of(state, source) for source, _ in reads if source != right), default=0) / copies
+    blocked, blocks, inside, count, share = state, list[str](), list(rows), 1, left_bytes
+    while share > _NEAR_BYTES and inside:
+        name = inside.pop(0)
+        extent = _extent(blocked, outer_stage, name)
+        fitting = [size for size in range(2, extent) if extent % size == 0 and share * size <= extent * _NEAR_BYTES]
+        if fitting:
+            blocked = blocked.apply(
+                Split(outer_stage, _loop_number(blocked, outer_stage, name), extent, (fitting[-1],))
+            )
+            blocks.append(f"{name}.0")
+            inside.insert(0, f"{name}.1")
+            count *= extent // fitting[-1]
+            break
+        blocks.append(name)
+        count *= extent
+        share /= extent
+    # Every block reads the whole factor. Without blocks every strip reads all rows, which may be less.
+    if (
+        count * bytes_of(state, right) / copies
+        > prod(_extent(state, outer_stage, name) for name in strips) * left_bytes
+    ):
+        return state, [*first, *strips, *rows]
+    return blocked, [*first, *blocks, *strips, *inside]
+
+
+def _extent(state: State, stage_id: int, name: str) -> int:
+    extent = state.stages[stage_id].iters[_loop_number(state, stage_id, name)].extent
+    assert isinstance(extent, int), "the loops of a default schedule have extents"
+    return extent
+
+
+def bytes_of(state: State, stage_id: int) -> int:
+    """The bytes of a stage's result, or of an input."""
+    source = state.dag.ops[stage_id]
+    return prod(source.shape) * item_bytes(source.dtypes[0])

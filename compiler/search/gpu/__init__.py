@@ -1,0 +1,1 @@
+"""The space of GPU programs, and which of them are worth running."""

@@ -1,0 +1,53 @@
+"""Runs an ONNX model with OpenVINO; the only module that imports `openvino`, which is optional."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retune.compiler.core.errors import MeasureError
+
+try:
+    import openvino
+except ImportError:  # the extra `report` brings it
+    openvino = None
+
+
+def is_installed() -> bool:
+    """Whether OpenVINO can be compared with."""
+    return openvino is not None
+
+
+class OpenVino:
+    """A model that OpenVINO has compiled for `threads` threads of the CPU, for latency or for several `instances` that
+    run at a time, in float32: by default it may compute with bfloat16 where the CPU can.
+    """
+
+    def __init__(self, model: bytes | str, threads: int, instances: int = 1) -> None:
+        """Compile the model, an ONNX message or the path of a file. Raises: MeasureError when it cannot."""
+        settings = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "PERFORMANCE_HINT": "LATENCY" if instances == 1 else "THROUGHPUT",
+            "INFERENCE_NUM_THREADS": str(threads * instances),
+            **({} if instances == 1 else {"NUM_STREAMS": str(instances)}),
+        }
+        try:
+            core = openvino.Core()
+            self._compiled = core.compile_model(core.read_model(model), "CPU", settings)
+            self._requests = [self._compiled.create_infer_request() for _ in range(instances)]
+        except Exception as error:  # RuntimeError and others, with many lines
+            raise MeasureError(f"OpenVINO cannot load the model: {_last_line(error)}") from error
+
+    def run(self, inputs: Mapping[str, NDArray[np.generic]], instance: int = 0) -> list[NDArray[np.generic]]:
+        """The network's outputs, in its order. Raises: MeasureError when it cannot run."""
+        try:
+            # Without copies of the inputs, as our executors run.
+            results = self._requests[instance].infer(dict(inputs), share_inputs=True)
+            return [np.asarray(results[output]) for output in self._compiled.outputs]
+        except Exception as error:  # as above
+            raise MeasureError(f"OpenVINO cannot run the model: {_last_line(error)}") from error
+
+
+def _last_line(error: Exception) -> str:
+    """What went wrong: the lines before name places in OpenVINO's source."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

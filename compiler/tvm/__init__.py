@@ -1,0 +1,1 @@
+"""The names of TVM, with its parameters and defaults."""

@@ -1,0 +1,1 @@
+"""The command line `retune`: its start, its commands, and the views of a run."""

@@ -1,0 +1,98 @@
+"""The command `retune compile`: compiles a network with its best records and names the kernels that have none.
+
+Nothing is measured and Prefect is not started; the flow `compile-network` times the best programs again.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from retune.compiler.core import config
+from retune.compiler.core.options import TuneOptions, tune_options
+from retune.compiler.core.target import Target
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.dispatch import ApplyHistoryBest, telling_nothing
+from retune.compiler.driver.hardware import target_on, threads_of
+from retune.compiler.driver.parallel_build import build_in_parallel
+from retune.compiler.measure.processes.cuda_runner import gpu_here, gpu_of_key
+from retune.compiler.runtime.arguments import require_thread_count
+from retune.compiler.runtime.atomic_write import require_writable
+from retune.compiler.runtime.executor.library import Library, require_suffix
+from retune.compiler.runtime.readable import count
+from retune.compiler.tune.extract import extract_network
+from retune.compiler.tune.operators import label_of
+from retune.flows.cli.commands.arguments import Network, Shapes, Store, home_of, option_of
+from retune.flows.cli.commands.output import Json, Output, Quiet
+from retune.flows.parameters import add_options
+from retune.tasks.find_programs import KnownPrograms, threads_of_records
+
+HOST = "llvm"
+"""The target of this machine."""
+
+
+def compile_network(
+    network: Network,
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file: .retune, or .so. Default: NAME.retune, here.")
+    ] = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(help="A tuning log in TVM's form, or a folder of them, where the store has no record."),
+    ] = None,
+    *,
+    shape: Shapes = None,
+    store: Store = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    **given: Any,
+) -> None:
+    """Compile a network with the best records there are, measuring nothing. Prints which kernels have no record."""
+    output = Output(as_json, quiet)
+    options = TuneOptions.of(config.load(), **given)
+    machine = Target(options.target or HOST)
+    threads = threads_of(machine, options.threads)
+    require_thread_count(threads)
+    number = gpu_of_key(machine.traits.device)
+    gpu = None if number is None else gpu_here(number)
+    if gpu is not None and not machine.arch:
+        machine = target_on(machine, gpu)
+    path = to or Path(f"{label_of(network)}.retune")
+    require_suffix(path)
+    # Before the work, which takes minutes for a large network.
+    require_writable(path)
+    extracted = extract_network(network, str(machine), threads, tuple(shape or ()), options.winograd)
+    with ApplyHistoryBest(list(log or ())), telling_nothing():
+        known = KnownPrograms.of(extracted, home_of(store), gpu)
+        compiled = compile_graph(
+            extracted.graph,
+            extracted.target,
+            known.programs,
+            threads=extracted.threads,
+            cut=extracted.partition,
+            build=build_in_parallel,
+            others=known.others_of,
+        )
+    Library(compiled).export_library(path)
+    coverage = CoverageReport.of(compiled.coverage)
+    lines = [f"{coverage}", coverage.fallback_text() or "no kernel worth tuning uses the default schedule", f"{path}"]
+    counts = threads_of_records(extracted, home_of(store), gpu, {each.task_key for each in coverage.fallbacks})
+    if counts:
+        numbers = " and ".join(count(each, "thread") for each in counts)
+        lines.insert(2, f"records of these kernels are for {numbers}: `--threads {counts[-1]}` uses them")
+    output.say("\n".join(lines), **coverage_fields(coverage), threads_of_records=counts, network=path)
+
+
+add_options(compile_network, tune_options("threads", "target", "winograd"), option_of)
+
+
+def coverage_fields(coverage: CoverageReport) -> dict[str, Any]:
+    """What `--json` says of a network's kernels."""
+    fallbacks = [
+        {"kernel": kernel.name, "task_key": kernel.task_key, "uses": kernel.weight, "note": kernel.note}
+        for kernel in coverage.fallbacks
+    ]
+    shares = {str(share.origin): share.share_of_flops for share in coverage.shares}
+    counts = {"kernels": len(coverage.kernels), "tunable": len(coverage.tunable)}
+    return {**counts, "fallbacks": fallbacks, "shares": shares}

@@ -1,0 +1,48 @@
+"""The command `retune serve`: serves compiled networks over HTTP, with KServe's Open Inference Protocol V2."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from retune.compiler.core.errors import OptionError
+from retune.flows.cli.commands.output import Json, Output, Quiet
+from retune.flows.serving.app import listen, make_app
+from retune.flows.serving.connections import configure
+from retune.flows.serving.model import Model
+
+
+def serve(
+    files: Annotated[list[Path], typer.Argument(help="Compiled networks, .retune or .so: FILE, or NAME=FILE.")],
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    instances: Annotated[
+        int | None, typer.Option(min=1, help="Runs of a network at a time. Default: as it was tuned for, mostly 1.")
+    ] = None,
+    queue: Annotated[int, typer.Option(min=0, help="Requests of a network that may wait; more are refused.")] = 64,
+    batch_ms: Annotated[
+        float, typer.Option(min=0, help="Milliseconds that a request waits for others to share a run; 0: no batches.")
+    ] = 0.0,
+    stop_seconds: Annotated[int, typer.Option(min=0, help="Seconds that requests have to end after SIGTERM.")] = 30,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Serve compiled networks over HTTP, with KServe's Open Inference Protocol V2 and metrics for Prometheus."""
+    output = Output(as_json, quiet)
+    models: dict[str, Model] = {}
+    for file in map(str, files):
+        name, sign, path = file.partition("=")
+        if not sign:
+            name, path = Path(file).stem, file
+        if name in models:
+            raise OptionError(f"two networks are called {name}: name one with NAME=FILE")
+        models[name] = Model.load(path, instances)
+    app = make_app(models, capacity=queue, batch_seconds=batch_ms / 1e3)
+    config = configure(app, host, port, stop_seconds)
+    # Bound before uvicorn starts: port 0 has its number by now, and the address is printed when it takes connections.
+    listening = listen(config)
+    address, at = listening.getsockname()[:2]
+    for name in models:
+        output.say(f"http://{address}:{at}/v2/models/{name}", model=name, url=f"http://{address}:{at}/v2/models/{name}")
+    uvicorn.Server(config).run([listening])

@@ -1,0 +1,74 @@
+"""The command `retune tune`: checks the request quickly and without Prefect, then starts Prefect's server and calls the
+flow.
+"""
+
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from retune.compiler.core import config
+from retune.compiler.core.errors import OptionError
+from retune.compiler.core.options import tune_options
+from retune.compiler.core.target import Target
+from retune.compiler.tune.extract import ImportedNetwork
+from retune.compiler.tune.operators import extract_operator, is_operator
+from retune.flows.cli.commands.arguments import Network, Shapes, Store, option_of
+from retune.flows.cli.commands.output import Json, Mode, Output, Quiet
+from retune.flows.cli.state_folder import check_state_folder
+from retune.flows.parameters import TuneJob, add_options
+from retune.flows.server.embedded_server import begin_session
+from retune.storage.parquet import ParquetRecordStore
+
+
+def tune(
+    network: Network, *, shape: Shapes = None, store: Store = None, as_json: Json = False, quiet: Quiet = False,
+    **options: Any,
+) -> int:  # fmt: skip
+    """Tune a network, compile it with the best programs found, and report the speedup.
+
+    The same command after an interruption goes on where the run was stopped. Defaults can be set in retune.toml and in
+    the environment, see `retune config`.
+    """
+    output = Output(as_json, quiet)
+    job = TuneJob.of(network, shapes=shape, home=store, **options)
+    check_state_folder(Path(job.home), len(os.fsencode(f"{job.label}.retune")))
+    _announce(output, f"reading {job.network}")
+    imported = _import(job)
+    ParquetRecordStore(job.place)  # refuses records of a newer version
+    url = config.load().prefect_api
+    _announce(output, f"connecting to Prefect at {url}" if url else "starting Prefect (up to a minute the first time)")
+    return run_flow(job, output.mode, imported)
+
+
+add_options(tune, tune_options(), option_of)
+
+
+def run_flow(job: TuneJob, mode: Mode, network: ImportedNetwork | None) -> int:
+    """Tune in this process; `network` is that of the job, None for an operator. Returns the exit code."""
+    server = begin_session()
+    # Imports Prefect, while the server starts: both take seconds.
+    code: int = import_module("retune.flows.cli.foreground").run(job, mode, server, network)
+    return code
+
+
+def _import(job: TuneJob) -> ImportedNetwork | None:
+    """The network of a job, or None where that is an operator, which is checked. Raises: as `ImportedNetwork.check`,
+    `extract_operator`.
+    """
+    if not is_operator(job.network):
+        imported = ImportedNetwork(job.network, job.shapes)
+        imported.check(job.target)
+        return imported
+    sys.path.insert(0, os.getcwd())  # where the module of an operator lies, as for `python -m`
+    extract_operator(job.network, job.target or str(Target.host()), 1)
+    if job.shapes:
+        raise OptionError("--shape is for networks: the line of an operator has its sizes")
+    return None
+
+
+def _announce(output: Output, text: str) -> None:
+    """Say what is done now, as the flow does when a phase starts; it cannot be imported without Prefect."""
+    line = " ".join(text.split())
+    output.say(line, event="phase_started", text=line)

@@ -1,4 +1,0 @@
-"""The commands of `retune`, one module for each group.
-
-A command writes through `retune.flows.commands.output`, so that `--json` and `--quiet` work everywhere.
-"""

@@ -1,0 +1,101 @@
+"""What a run at the command line has beside it: Prefect's server, where none is named, and a process that cleans up.
+
+This module imports nothing of Prefect, so that the server starts while the session imports it: both take seconds.
+"""
+
+import atexit
+import secrets
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from retune.compiler.core import config
+from retune.flows.cli.launch import GARBAGE, RESUMABLE, use_prefect
+from retune.flows.cli.state_folder import make_private_folder
+from retune.flows.server.prefect_tables import copy_tables, keep_tables
+from retune.flows.server.reaper import start_reaper
+from retune.storage.files import new_id
+
+# SQLite commits within milliseconds, and the reaper kills what is left.
+STOP_SECONDS = 5.0
+_LOOPBACK = "127.0.0.1"
+_SERVE = f"""
+import gc, socket, sys
+gc.set_threshold({GARBAGE})
+import uvicorn
+config = uvicorn.Config("prefect.server.api.server:create_app", factory=True, log_level="error", lifespan="on")
+uvicorn.Server(config).run([socket.socket(fileno=int(sys.argv[1]))])
+"""
+
+
+class EmbeddedServer:
+    """A server at a free port of the loopback address, with its database in PREFECT_HOME."""
+
+    def __init__(self) -> None:
+        # Bound here and for as long as this process runs: another account that took the port would be the server.
+        self._listening = socket.create_server((_LOOPBACK, 0))
+        self.url = f"http://{_LOOPBACK}:{self._listening.getsockname()[1]}/api"
+        self._database = config.prefect_database()
+        self._has_tables = copy_tables(self._database) if self._database else None
+        self.process = self._begin()
+
+    def _begin(self) -> "subprocess.Popen[bytes]":
+        # as `prefect.server.api.server.SubprocessASGIServer`, whose import takes 3 s of CPU
+        kind = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+        if self._has_tables:
+            kind["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "0"  # to find that nothing is to be done takes a second
+        environment = config.child_environment(kind)
+        environment.pop("PREFECT_API_URL", None)  # its own, when it is restarted
+        # A session of its own, so that it has nothing to say about the user's Ctrl-C; the reaper ends it.
+        handle = self._listening.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _SERVE, str(handle)], pass_fds=(handle,), env=environment,
+            cwd=Path(__file__).parent,  # see `import_prefect`
+            start_new_session=True,
+        )  # fmt: skip
+
+    def restart(self) -> None:
+        """Start it once more after its process has ended, on the same socket and the same database."""
+        self.process = self._begin()
+
+    def keep_tables(self) -> None:
+        """Keep the tables that this server has made, now that it answers and before anything is in them."""
+        if self._database and self._has_tables is False:
+            keep_tables(self._database)
+
+    def stop(self) -> None:
+        """End the process."""
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._listening.close()
+
+
+def start() -> EmbeddedServer:
+    """Start a server for this process, which ends with it. Its address and login are in the environment, which other
+    accounts cannot read.
+    """
+    login = f"retune:{secrets.token_urlsafe(32)}"
+    config.set_environment({"PREFECT_SERVER_API_AUTH_STRING": login, "PREFECT_API_AUTH_STRING": login})
+    server = EmbeddedServer()
+    config.set_environment({"PREFECT_API_URL": server.url})
+    # For ordinary ends; a process that is killed has its reaper.
+    atexit.register(server.stop)
+    return server
+
+
+def begin_session() -> EmbeddedServer | None:
+    """Make this process a session of `retune tune`, which ends with all that it starts, and import Prefect's settings.
+    Returns the server that was started; None where the settings name one.
+    """
+    address = config.load().prefect_api
+    folder = None if address else make_private_folder()
+    config.set_environment({config.SESSION: new_id(), **config.prefect_environment(folder)})
+    start_reaper(config.session(), folder)
+    server = None if address else start()
+    use_prefect({"PREFECT_API_URL": address} if address else {}, RESUMABLE)
+    return server

@@ -1,0 +1,1 @@
+"""Where `build` and `measure` run: this machine or a fleet."""

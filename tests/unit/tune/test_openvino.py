@@ -1,0 +1,30 @@
+"""OpenVINO computes what ONNX Runtime does, and what it cannot read is one sentence."""
+
+import numpy as np
+import pytest
+
+from retune.compiler.core.errors import MeasureError
+from retune.compiler.frontend import zoo
+from retune.compiler.tune.onnx_runtime import OnnxRuntime
+from retune.compiler.tune.openvino import OpenVino
+from retune.compiler.tune.report import Comparison, Contender
+
+
+def test_outputs_agree_with_onnx_runtime() -> None:
+    pytest.importorskip("openvino")
+    model = zoo.build("mlp", widths=(24, 32, 8)).SerializeToString()
+    inputs = {"input": np.random.default_rng(0).standard_normal((1, 24)).astype(np.float32)}
+    (found,), (wanted,) = OpenVino(model, 1).run(inputs), OnnxRuntime(model, 1).run(inputs)
+    np.testing.assert_allclose(np.asarray(found, np.float32), np.asarray(wanted, np.float32), rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_is_none_is_refused_in_one_sentence() -> None:
+    pytest.importorskip("openvino")
+    with pytest.raises(MeasureError, match=r"^OpenVINO cannot load the model: [^\n]*$"):
+        OpenVino(b"not a model", 1)
+
+
+def test_a_peer_that_is_off_does_not_make_our_network_wrong() -> None:
+    ours, peer = Contender("tuned", 1.0, 1e-6), Contender("OpenVINO", 1.0, 1.0, is_peer=True)
+    assert Comparison("ONNX Runtime", (ours, peer)).is_right
+    assert not Comparison("ONNX Runtime", (Contender("tuned", 1.0, 1.0), peer)).is_right
