@@ -40,9 +40,11 @@ def rank(
     count = axes[ranked].extent
     if count < _FEWEST or not isinstance(body.source, Cast):
         return None
-    condition, element, other = body.source.value, variable[axes[ranked]], variable[body.axes[0]]
-    outer = [axis for number, axis in enumerate(axes) if number != ranked]
-    row = tuple(variable[axis] for axis in outer)
+    element, other = variable[axes[ranked]], variable[body.axes[0]]
+    # An axis of one element has no loop: a serial loop around a parallel loop is not legal.
+    point = {axis: const(0) if axis.extent == 1 else variable[axis] for axis in axes}
+    condition = substitute(body.source.value, {variable[axis]: point[axis] for axis in axes})
+    row = tuple(point[axis] for number, axis in enumerate(axes) if number != ranked)
     levels = (-(-count // _RUN) - 1).bit_length()
     level, position = Var(f"{element.name}.level"), Var(f"{element.name}.place")
     cursors = Buffer(f"{ranks.name}.cursors", (4,), INDEX, "local")
@@ -104,14 +106,13 @@ def rank(
         *([counted_run(const(count // _RUN * _RUN), count % _RUN)] if count % _RUN else []),
         allocate([cursors], For(level, levels, LoopKind.SERIAL, block(moved(end, const(0)), merge))),
     )
-    target = tuple(first if number == ranked else variable[axis] for number, axis in enumerate(axes))
+    target = tuple(first if number == ranked else point[axis] for number, axis in enumerate(axes))
     write = Let(first, cast(INDEX, ordered(const(levels % 2), position)), count, stores([ranks], target, [position]))
     stmt: Stmt = block(sort, For(position, count, LoopKind.SERIAL, write))
-    parallel = next((axis for axis in outer if axis.extent > 1), None)
-    if prod(axis.extent for axis in axes) < _PARALLEL:
-        parallel = None
+    outer = [axis for number, axis in enumerate(axes) if number != ranked and axis.extent > 1]
+    is_large = prod(axis.extent for axis in axes) >= _PARALLEL
     for axis in reversed(outer):
-        kind = LoopKind.PARALLEL if axis is parallel else LoopKind.SERIAL
+        kind = LoopKind.PARALLEL if is_large and axis is outer[0] else LoopKind.SERIAL
         stmt = For(variable[axis], axis.extent, kind, stmt)
     return stmt
 

@@ -1,10 +1,13 @@
 """Ranks by a merge sort are those that counting gives."""
 
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+import retune
 from retune import compiler
 from retune.compiler import auto_scheduler, te
 from retune.compiler.core.target import Target
@@ -71,6 +74,59 @@ def test_every_length_of_a_run_is_merged(extent: int, k: int) -> None:
     for x in (rng.permutation(extent), np.arange(extent), -np.arange(extent), np.zeros(extent, "int64")):
         indices = _top_k(x.astype("int32"), 0, k, largest=True)
         np.testing.assert_array_equal(indices, _sorted_indices(x, 0, largest=True)[:k])
+
+
+def _with_ties_and_nans(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    x = rng.integers(-50, 50, shape).astype("float32")
+    x[rng.random(shape) < 0.05] = np.nan
+    return x
+
+
+# Ranks of 2^14 elements run in parallel over the first axis of more than one element, wherever that axis is.
+@pytest.mark.parametrize(
+    ("shape", "axis", "k"),
+    [
+        ((1, 192, 90), 1, 100),
+        ((1000, 31), 0, 796),
+        ((1000, 1, 17, 1), 0, 400),
+        ((1, 1, 1000, 1, 33), 2, 204),
+        ((1, 3, 1, 700, 1, 9), 3, 350),
+        ((2, 1, 8200), 2, 5000),
+        ((1, 16400, 1), 1, 9000),
+    ],
+)
+def test_axes_of_one_element_before_and_after_the_ranked_axis(shape: tuple[int, ...], axis: int, k: int) -> None:
+    x = _with_ties_and_nans(np.random.default_rng(k), shape)
+    expected = np.moveaxis(np.moveaxis(_sorted_indices(x, axis, largest=True), axis, 0)[:k], 0, axis)
+    np.testing.assert_array_equal(_top_k(x, axis, k, largest=True), expected)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_top_k_of_onnx_over_random_shapes_with_axes_of_one_element(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    extent, largest = int(rng.integers(192, 1200)), bool(rng.integers(2))
+    # In three cases of four, all axes before the ranked axis have one element.
+    before = [1 if seed % 4 < 3 or rng.random() < 0.5 else 3 for _ in range(rng.integers(3))]
+    after = [1 if rng.random() < 0.5 else int(rng.integers(2, 5)) for _ in range(rng.integers(3))]
+    after.append(-(-(1 << 14) // (extent * prod((*before, *after)))))
+    shape, axis, k = (*before, extent, *after), len(before), int(rng.integers(extent // 2, extent + 1))
+    node = helper.make_node("TopK", ["x", "k"], ["values", "indices"], axis=axis - len(shape), largest=int(largest))
+    result_shape = (*before, k, *after)
+    graph = helper.make_graph(
+        [node],
+        "top_k",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [
+            helper.make_tensor_value_info("values", TensorProto.FLOAT, result_shape),
+            helper.make_tensor_value_info("indices", TensorProto.INT64, result_shape),
+        ],
+        [numpy_helper.from_array(np.array([k], "int64"), "k")],
+    )
+    x = _with_ties_and_nans(rng, shape)
+    values, indices = retune.compile(helper.make_model(graph), threads=2)(x)
+    expected = np.moveaxis(np.moveaxis(_sorted_indices(x, axis, largest=largest), axis, 0)[:k], 0, axis)
+    np.testing.assert_array_equal(indices, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, expected, axis))
 
 
 def _iterations(stmt: Stmt) -> int:
