@@ -12,7 +12,7 @@ the same region if it is computed from shapes, or from small integers that are i
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx
 
@@ -83,10 +83,23 @@ class Partition:
 
     def function(self) -> Function:
         """The function; the functions that it calls are in the context by then."""
-        results = [entry.name for entry in self._graph.output]
-        for node in alive_nodes(self._graph.node, results):
+        names = [entry.name for entry in self._graph.output]
+        for node in alive_nodes(self._graph.node, names):
             self._assign_level(node)
-        return Function(self._name, self._params, self._body(results), tuple(map(self._type, results)))
+        results = tuple(map(self._result, self._graph.output))
+        return Function(self._name, self._params, self._body(names), results)
+
+    def _result(self, entry: onnx.ValueInfoProto) -> Param:
+        """The type of a result, with the extents that its graph declares where no number is known.
+
+        A result may be a parameter, which has the type of the enclosing graph.
+        """
+        known, declared = self._type(entry.name), param_of(entry).dims
+        if known.dims is None or declared is None or len(known.dims) != len(declared):
+            return known
+        pairs = zip(known.dims, declared, strict=True)
+        dims = (extent if isinstance(extent, int) and not isinstance(dim, int) else dim for dim, extent in pairs)
+        return replace(known, dims=tuple(dims))
 
     def _type(self, name: str) -> Param:
         array = self._context.constants.get(name)

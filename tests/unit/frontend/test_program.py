@@ -222,6 +222,54 @@ def test_a_loop_that_carries_a_growing_tensor() -> None:
     assert (whole.shape, sums.shape, last.item()) == ((3,), (0,), 0)
 
 
+@pytest.mark.parametrize(
+    ("dim", "row_dim", "extent"), [("n", "3", 3), ("?", "3", 3), ("3", "m", 3), ("n", "m", 0), ("3", "4", 3)]
+)
+def test_rows_of_a_loop_without_iterations_have_the_declared_extents(dim: str, row_dim: str, extent: int) -> None:
+    # The row is a value of the enclosing graph, of which less may be known than the body declares.
+    model = _model(f"""
+        net (float[{dim}] x, float v, int64 iterations) => (float last, float[k, l] rows) {{
+            last, rows = Loop (iterations, , v) <
+                body = b (int64 i, bool on, float w) => (bool on2, float w2, float[{row_dim}] row) {{
+                    on2 = Identity(on) w2 = Sin(w) row = Identity(x)
+                }}
+            >
+        }}""")
+    program, inputs = load_program(model), {"x": _random(3), "v": np.array(1, "float32")}
+    if row_dim == "4":  # ONNX Runtime takes 0 for numbers that contradict each other
+        _, rows = run_program(program, {**inputs, "iterations": np.array(0)})
+    else:
+        _, rows = _agrees(program, model, **inputs, iterations=np.array(0))
+        _agrees(program, model, **inputs, iterations=np.array(2))
+    assert rows.shape == (0, extent)
+
+
+def test_rows_of_a_loop_without_iterations_whose_values_a_scan_with_a_loop_computes() -> None:
+    model = _model("""
+        net (float[3] x, float[n, 3] steps, int64 iterations, bool on) => (float[3] last, float[k, 3] rows) {
+            state, scanned = Scan<num_scan_inputs = 1, body = s (float[3] a, float[3] d) => (float[3] b, float[3] c) {
+                b = Sin(a)
+                c = Loop (iterations, , d) <
+                    body = t (int64 i, bool on1, float[3] u) => (bool on2, float[3] w) {
+                        on2 = Identity(on1) w = Add(u, a)
+                    }
+                >
+            }>(x, steps)
+            axis = Constant<value_ints = [0]>()
+            sum = ReduceSum<keepdims = 0>(scanned, axis)
+            last, rows = Loop (iterations, on, state) <
+                body = l (int64 j, bool on3, float[3] p) => (bool on4, float[3] q, float[3] row) {
+                    on4 = Identity(on3) q = Cos(p) row = Identity(sum)
+                }
+            >
+        }""")
+    program = load_program(model)
+    for iterations, on in ((2, True), (2, False), (0, True)):
+        inputs = {"x": _random(3), "steps": _random(2, 3), "iterations": np.array(iterations), "on": np.array(on)}
+        _, rows = _agrees(program, model, **inputs)
+        assert rows.shape == (iterations * on, 3)
+
+
 def test_short_loops_of_a_known_length_are_unrolled_and_long_ones_are_not() -> None:
     text = """
         net (float[n] x) => (float[n] y) {{
