@@ -332,7 +332,8 @@ def test_an_empty_store_is_no_error(
 
 def test_the_command_line_does_not_import_prefect() -> None:
     code = (
-        "import sys; from retune.flows.cli import app as cli; [*map(cli.load, cli.COMMANDS)]; sys.exit('prefect' in sys.modules)"
+        "import sys; from retune.flows.cli import app as cli; [*map(cli.load, cli.COMMANDS)]; "
+        "sys.exit('prefect' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0
 

@@ -53,7 +53,8 @@ GUARDED = "import errno, sys\nfrom retune.flows.cli.toplevel import guarded\n"
         "import sys\nfrom flows.cli import app as cli\nsys.argv[1:] = ['networks', '--json']\ncli.main()",
         "import sys\nfrom flows.cli import app as cli\nsys.argv[1:] = ['networks']\ncli.main()",
         pytest.param(
-            "import sys\nfrom flows.cli import app as cli\nsys.argv[1:] = ['doctor']\ncli.main()", marks=pytest.mark.long
+            "import sys\nfrom flows.cli import app as cli\nsys.argv[1:] = ['doctor']\ncli.main()",
+            marks=pytest.mark.long,
         ),
     ],
 )
