@@ -151,7 +151,8 @@ def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.Mode
             break
         try:
             expanded = inliner.inline_selected_functions(_with_defaults(model, wanted), sorted(wanted), False, True)
-            _forget_missing(expanded)
+            del expanded.graph.value_info[:]
+            expanded.graph.value_info.extend(model.graph.value_info)
         except Exception as error:  # any error of its C++ code; the nodes are then reported as unsupported
             _log.info("not expanded: %s", error)
             break
@@ -205,17 +206,23 @@ def _check_functions(model: onnx.ModelProto) -> None:
 
 
 def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-                yield from all_nodes(inner)
+    yield from graph.node
+    for inner in _inner_graphs(graph):
+        yield from inner.node
+
+
+def _inner_graphs(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in attributes of the nodes of `graph`, at every depth."""
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+            yield inner
+            yield from _inner_graphs(inner)
 
 
 def _with_defaults(model: onnx.ModelProto, wanted: Container[tuple[str, str]]) -> onnx.ModelProto:
     """The model with default attributes written out on nodes to be expanded: the inliner forgets them.
 
-    It also looks for the types of omitted operands, so these get a type.
+    It also looks for the types of all operands in `value_info`: omitted operands and initializers get a type there.
     """
     full = onnx.ModelProto()
     full.CopyFrom(model)
@@ -225,15 +232,23 @@ def _with_defaults(model: onnx.ModelProto, wanted: Container[tuple[str, str]]) -
         for name, attribute in schema.attributes.items() if schema else ():
             if name not in present and attribute.default_value.type != onnx.AttributeProto.UNDEFINED:
                 node.attribute.append(attribute.default_value)
-    full.graph.value_info.append(onnx.helper.make_tensor_value_info("", onnx.TensorProto.FLOAT, None))
+    typed = {entry.name for entry in (*model.graph.value_info, *model.graph.input)}
+    stored = [
+        tensor
+        for graph in (model.graph, *_inner_graphs(model.graph))
+        for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
+        if tensor.name not in typed
+    ]
+    types = {tensor.name: tensor.data_type for tensor in stored}
+    # It has one type for a name, so initializers of two branches with one name and two types stay without.
+    for tensor in stored:
+        if types[tensor.name] != tensor.data_type:
+            types[tensor.name] = onnx.TensorProto.UNDEFINED
+    full.graph.value_info.extend(
+        helper.make_tensor_value_info(name, kind, None) for name, kind in types.items() if kind
+    )
+    full.graph.value_info.append(helper.make_tensor_value_info("", onnx.TensorProto.FLOAT, None))
     return full
-
-
-def _forget_missing(model: onnx.ModelProto) -> None:
-    """Remove the types of omitted operands."""
-    named = [entry for entry in model.graph.value_info if entry.name]
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(named)
 
 
 def _is_function(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:

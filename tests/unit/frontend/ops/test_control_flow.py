@@ -162,3 +162,16 @@ def test_an_operator_inside_a_loop_is_named_too(model_of: ModelOf) -> None:
     model = model_of([loop], {"x": (2, 3)}, ("last", "rows"), {"m": np.array(3)})
     with pytest.raises(UnsupportedOperatorError, match=r"1 node: 'w' \(Bernoulli\)|RandomUniformLike"):
         load_model(model)
+
+
+def test_operators_are_expanded_that_read_initializers_of_a_branch() -> None:
+    normal = helper.make_node("RMSNormalization", ["x", "scale"], ["a"])
+    scale = numpy_helper.from_array(np.full(3, 2, np.float32), "scale")
+    branch = helper.make_graph([normal], "a", [], [_value("a")], [scale])
+    choice = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=_branch("Neg", "b"))
+    flag = numpy_helper.from_array(np.array(True), "c")
+    graph = helper.make_graph([choice], "g", [_value("x", shape=(2, 3))], [_value("y", shape=(2, 3))], [flag])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    x = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
+    (result,) = evaluate(load_model(model), {"x": x})
+    np.testing.assert_allclose(result, 2 * x / np.sqrt((x * x).mean(axis=-1, keepdims=True)), rtol=1e-4)
