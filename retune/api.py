@@ -1,7 +1,8 @@
 """The functions of `import retune` that compile: compile, tune, export, profile, explain."""
 
+import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from retune.flows.cli.commands.compile import HOST
 from retune.flows.cli.commands.export import export_model
 from retune.flows.cli.kernel_explainer import KernelExplainer
 from retune.flows.parameters import TuneJob
-from retune.models import model_of
+from retune.models import Model, is_torch_module, model_of
 from retune.network import Network, NetworkReport
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunInfo, RunLedger
@@ -51,14 +52,14 @@ def compile(
 ) -> Network:
     """Compile a model with the best programs that the store has for this machine; nothing is measured.
 
-    `model` is a `torch.nn.Module`, with example inputs in `args` and `kwargs`; an ONNX model or its path; or a
-    name of the zoo. `shapes` fixes dynamic inputs of an ONNX model, by name; with `dynamic` they stay dynamic, and the
-    network compiles its kernels when it first sees a shape. `threads` are all cores unless given. `store` is the state
-    folder, ./.retune unless given, or a URL.
+    `model` is a `torch.nn.Module`, with example inputs in `args` and `kwargs`; an ONNX model, its bytes or its path; or
+    a name of the zoo. `shapes` fixes dynamic inputs of an ONNX model, by name; with `dynamic` they stay dynamic, and
+    the network compiles its kernels when it first sees a shape. `threads` are all cores unless given. `store` is the
+    state folder, ./.retune unless given, or a URL.
     Raises: ModelError when the model cannot be imported; OptionError, TargetError, StoreError.
     """
     home = home_of(None if store is None else str(store))
-    known = model_of(model, args, kwargs, models_folder(store), dynamic=dynamic)
+    known = _model_of(compile, model, args, kwargs, store, dynamic=dynamic)
     count = _thread_count(threads)
     if dynamic:
         if shapes:
@@ -105,7 +106,7 @@ def tune(
     Raises: ModelError, OptionError, TargetError, StoreError; MeasureError when the run fails.
     """
     home = None if store is None else str(store)
-    known = model_of(model, args, kwargs, models_folder(store), dynamic=False)
+    known = _model_of(tune, model, args, kwargs, store)
     if options is not None and not isinstance(options, Mapping):
         raise OptionError(f"options map names of options to their values, unlike {options!r:.80}")
     chosen = dict(options or {})
@@ -177,7 +178,7 @@ def export(
         return model.export(path, runtime=runtime)
     check_runtime(runtime)
     home = home_of(None if store is None else str(store))
-    known = model_of(model, args, kwargs, models_folder(store), dynamic=False)
+    known = _model_of(export, model, args, kwargs, store)
     options = TuneOptions.of(config.load(), target=target, threads=_thread_count(threads))
     _shape_texts(shapes)
     return export_model(known.source, path_of(path), options, shapes or {}, home)[0]
@@ -208,6 +209,30 @@ def explain(network: Network, kernel: str) -> Explanation:
     if len(names) > 1:
         raise OptionError(f"{len(names)} kernels begin with {kernel!r}: {', '.join(names)}")
     return explainer.explain(names[0])
+
+
+def _model_of(
+    function: Callable[..., Any],
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    store: str | Path | None,
+    *,
+    dynamic: bool = False,
+) -> Model:
+    """The model as `model_of` has it, for an API function with its further arguments.
+
+    Raises: as `model_of`; OptionError when a model that is no PyTorch module has example inputs, which every keyword
+    is that `function` does not know.
+    """
+    if not is_torch_module(model):
+        if kwargs:
+            parameters = inspect.signature(function).parameters.values()
+            names = ", ".join(entry.name for entry in parameters if entry.kind is entry.KEYWORD_ONLY)
+            raise OptionError(f"{function.__name__} has no argument {', '.join(kwargs)}; it has {names}")
+        if args:
+            raise OptionError("example inputs are for a torch.nn.Module: leave them out for other models")
+    return model_of(model, args, kwargs, models_folder(store), dynamic=dynamic)
 
 
 def _thread_count(threads: int | None) -> int:

@@ -21,7 +21,7 @@ from retune.compiler.core.errors import (
     UnsupportedOperatorError,
     install_hint,
 )
-from retune.compiler.frontend.model_file import with_external_weights
+from retune.compiler.frontend.model_file import read_model, with_external_weights
 from retune.compiler.runtime.atomic_write import atomic_write
 from retune.network import Signature
 
@@ -41,21 +41,28 @@ class Model:
 def model_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], folder: Path, *, dynamic: bool) -> Model:
     """The model as a name or a file, which is written into `folder` where there is none yet.
 
-    `model` is a name of the zoo, a path, an ONNX model, or a `torch.nn.Module` with example inputs.
+    `model` is a name of the zoo, a path, an ONNX model or its bytes, or a `torch.nn.Module` with example inputs.
     Raises: ModelError, OptionError.
     """
     if isinstance(model, Model):
         return model
     if isinstance(model, str | Path):
         return Model(str(model))
-    if isinstance(model, onnx.ModelProto):
+    if isinstance(model, bytes | onnx.ModelProto):
+        model = read_model(model)
         return Model(store_onnx(model, model.graph.name or "model", folder))
-    # By name, so that PyTorch is not imported, which takes seconds, where a model comes from elsewhere.
-    if any(kind.__module__ == "torch.nn.modules.module" and kind.__name__ == "Module" for kind in type(model).__mro__):
+    if is_torch_module(model):
         return _exported(model, args, kwargs, folder, dynamic=dynamic)
     raise ModelFormatError(
-        f"a model is a torch.nn.Module, an ONNX model or its path, or a name listed by `retune networks`, "
+        f"a model is a torch.nn.Module, an ONNX model, its bytes or its path, or a name listed by `retune networks`, "
         f"not {type(model).__module__}.{type(model).__qualname__}"
+    )
+
+
+def is_torch_module(model: Any) -> bool:
+    """Whether `model` is a `torch.nn.Module`; PyTorch is not imported, which takes seconds."""
+    return any(
+        kind.__module__ == "torch.nn.modules.module" and kind.__name__ == "Module" for kind in type(model).__mro__
     )
 
 

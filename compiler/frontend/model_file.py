@@ -41,6 +41,7 @@ def read_model(source: str | Path | bytes | onnx.ModelProto, *, lazily: bool = F
     """
     if isinstance(source, onnx.ModelProto):
         _check_names(source)
+        _check_loaded(source)
         return source
     label = "these bytes" if isinstance(source, bytes) else str(source)
     with _reading(label, source):
@@ -49,10 +50,14 @@ def read_model(source: str | Path | bytes | onnx.ModelProto, *, lazily: bool = F
         else:  # for other suffixes onnx would choose a string form, whose parser raises errors of any kind
             model = onnx.load_model(label, "protobuf", load_external_data=False)
         _check_names(model)
-        if not isinstance(source, bytes):
+        if isinstance(source, bytes):
+            _check_loaded(model)
+        else:
             _load_weights(model, Path(label).parent, lazily=lazily and version_of(model) >= OLDEST_OPSET)
-    if not model.graph.node or not model.opset_import:
+    if not model.graph.node and not model.graph.output:
         raise ModelFormatError(f"{label} is not an ONNX model: it has no graph")
+    if not model.opset_import:
+        raise ModelFormatError(f"{label} is not an ONNX model: it names no operator set")
     return model
 
 
@@ -72,6 +77,17 @@ def _reading(label: str, source: str | Path | bytes) -> Iterator[None]:
         raise ModelFormatError(f"{label} is not an ONNX model in binary form{_advice(source)}") from None
     except ValueError as error:  # such as a truncated file of weights
         raise ModelFormatError(f"{label} is not an ONNX model, or is damaged: {_first_line(error)}") from None
+
+
+def _check_loaded(model: onnx.ModelProto) -> None:
+    """Reject weights in a file that `read_model` did not read: nothing says in which folder it is."""
+    for tensor in model.graph.initializer:
+        keys = {entry.key: entry.value for entry in tensor.external_data}
+        if uses_external_data(tensor) and "basepath" not in keys:
+            raise ModelFormatError(
+                f"the weight {tensor.name!r} is not loaded from {keys.get('location')!r}: give the path of the model, "
+                "or load it with its external data"
+            )
 
 
 def _load_weights(model: onnx.ModelProto, folder: Path, *, lazily: bool) -> None:

@@ -16,6 +16,7 @@ import pytest
 import retune
 from retune.compiler.core.errors import ArtifactError, ModelFormatError, OptionError
 from retune.compiler.runtime.buffers import aligned_copy
+from retune.compiler.vm import compile as vm_compile
 from retune.models import store_onnx
 
 WEIGHT = np.random.default_rng(0).standard_normal((64, 10)).astype("float32")
@@ -248,6 +249,11 @@ WRONG: list[tuple[Callable[[retune.Network], object], type[Exception], str]] = [
     (lambda net: net(_input().astype("float64")), OptionError, "must be float32"),
     (lambda net: net(_input(4)), OptionError, r"must be float32\[3, 64\], not float32\[4, 64\]"),
     (lambda _: retune.compile(3), ModelFormatError, "not builtins.int"),
+    (lambda _: retune.compile("mlp", thread=1), OptionError, "no argument thread; it has dynamic, shapes, threads"),
+    (lambda _: retune.tune("mlp", trails=1), OptionError, "no argument trails; it has minutes, trials, effort"),
+    (lambda _: retune.export("mlp", "mlp.onnx", thread=1), OptionError, "no argument thread; it has runtime, shapes"),
+    (lambda _: retune.compile(_dense(), _input()), OptionError, "example inputs are for a torch.nn.Module"),
+    (lambda _: retune.compile(b"no model"), ModelFormatError, "is not an ONNX model"),
     (lambda _: retune.compile("nothing.onnx"), ModelFormatError, "neither a file nor one of the zoo"),
     (lambda _: retune.compile(_dense(), threads=0), OptionError, "threads must be an integer"),
     (lambda _: retune.compile(_dense(), shapes=3), OptionError, "shapes map names"),  # type: ignore[arg-type]
@@ -305,3 +311,30 @@ def test_large_weights_of_a_model_in_memory_are_stored_beside_it(tmp_path: Path)
     assert store_onnx(model, "chain", tmp_path) == str(path)
     model.graph.initializer[0].raw_data = large[1].tobytes()
     assert store_onnx(model, "chain", tmp_path) != str(path)
+
+
+def test_a_model_can_be_compiled_from_its_bytes() -> None:
+    np.testing.assert_allclose(retune.compile(_dense().SerializeToString())(_input()), _input() @ WEIGHT, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_model_without_nodes_returns_its_input(dynamic: bool) -> None:
+    x = onnx.helper.make_tensor_value_info("x", 1, [3])
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([], "same", [x], [x]), opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+    )
+    values = np.array([-1, 2, 3], "float32")
+    result = retune.compile(model, dynamic=dynamic)(values)
+    np.testing.assert_array_equal(result, values)
+    assert not np.shares_memory(result, values)
+
+
+def test_weights_that_were_not_loaded_are_named_with_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "dense.onnx"
+    onnx.save(_dense(), path, save_as_external_data=True, location="dense.bin", size_threshold=0)
+    model = onnx.load(path, load_external_data=False)
+    with pytest.raises(ModelFormatError, match=r"weight 'w' is not loaded from 'dense\.bin'"):
+        retune.compile(model, store=tmp_path / "store")
+    with pytest.raises(ModelFormatError, match=r"weight 'w' is not loaded from 'dense\.bin'"):
+        vm_compile(model)
+    assert not (tmp_path / "store" / "models").exists()
