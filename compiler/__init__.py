@@ -18,6 +18,7 @@ from retune.compiler.runtime.ffi.ffi_library import load_ffi_library
 if TYPE_CHECKING:
     from retune.compiler import te as te
     from retune.compiler import vm as vm
+    from retune.compiler.core import target as target
     from retune.compiler.driver.modules import build
     from retune.compiler.driver.network_build import build_network
     from retune.compiler.driver.pass_context import PassContext
@@ -99,7 +100,9 @@ load_ffi_library()
 __getattr__ = lazy(
     __name__,
     {
-        **dict.fromkeys(("te", "tvm.auto_scheduler", "tvm.debug_executor", "tvm.graph_executor", "tvm.nd", "vm"), ""),
+        **dict.fromkeys(
+            ("core.target", "te", "tvm.auto_scheduler", "tvm.debug_executor", "tvm.graph_executor", "tvm.nd", "vm"), ""
+        ),
         "driver.modules": "build",
         "driver.network_build": "build_network",
         "driver.pass_context": "PassContext",

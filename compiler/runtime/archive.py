@@ -75,7 +75,7 @@ DAMAGE = (
 _PYTHONS_TEXT = re.compile(
     r"object (is not|has no|does not|cannot|of type)|(positional|keyword) argument|argument must|unsupported operand"
     r"|indices must|to unpack|unpack requires|invalid literal|could not convert|can only|zip\("
-    r"|index out of range|too large"
+    r"|index out of range|int too large"
 )
 """Texts of errors that Python raises, not a reader."""
 
