@@ -16,6 +16,7 @@ from retune.compiler.driver.onnx_export import ExportedModel, check_runtime
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.arguments import require_thread_count
+from retune.compiler.runtime.atomic_write import require_writable
 from retune.compiler.runtime.executor.library import Library
 from retune.compiler.runtime.paths import path_of
 from retune.compiler.tune.explain import Explanation
@@ -177,11 +178,13 @@ def export(
             raise OptionError("the network is compiled: inputs, shapes, threads and target are for models")
         return model.export(path, runtime=runtime)
     check_runtime(runtime)
+    path = path_of(path)
+    require_writable(path)
     home = home_of(None if store is None else str(store))
     known = _model_of(export, model, args, kwargs, store)
     options = TuneOptions.of(config.load(), target=target, threads=_thread_count(threads))
     _shape_texts(shapes)
-    return export_model(known.source, path_of(path), options, shapes or {}, home)[0]
+    return export_model(known.source, path, options, shapes or {}, home)[0]
 
 
 def profile(network: Network, *args: Any, **kwargs: Any) -> NetworkReport:

@@ -17,6 +17,7 @@ from retune.compiler.core.errors import NotYetError, OptionError
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.runtime.archive import VM_EXECUTABLE, kind_of
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
+from retune.compiler.runtime.atomic_write import require_writable
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.device import cpu, cuda, on_gpu
 from retune.compiler.runtime.executor.executors import gpu_count
@@ -161,8 +162,10 @@ class Network:
     def save(self, path: str | Path) -> Path:
         """Write the network into one file, NAME.retune or a shared library NAME.so, which `retune.load` reads.
 
-        Raises: ArtifactError for another ending, or when the file cannot be written.
+        Raises: ArtifactError for another ending, or when the folder is missing or the file cannot be written.
         """
+        path = path_of(path)
+        require_writable(path)
         return self._program.export_library(path)
 
     def export(self, path: str | Path, *, runtime: str = "onnxruntime") -> "ExportedModel":
@@ -177,7 +180,9 @@ class Network:
         check_runtime(runtime)
         if not isinstance(self._program, Library):
             raise OptionError("the network has dynamic shapes: compile it with fixed ones, shapes=..., to export it")
-        return export_network(self._program.network, path_of(path))
+        path = path_of(path)
+        require_writable(path)
+        return export_network(self._program.network, path)
 
     def benchmark(self, *, repeat: int = 20) -> float:
         """The median latency of `repeat` runs, in seconds, on zeros. Raises: OptionError."""

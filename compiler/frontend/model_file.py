@@ -72,11 +72,11 @@ def _reading(label: str, source: str | Path | bytes) -> Iterator[None]:
     except OSError as error:
         raise ModelFormatError(f"{label}: cannot be read: {error.strerror or error}") from None
     except (onnx.checker.ValidationError, RuntimeError) as error:  # RuntimeError for external data with an endless name
-        raise ModelFormatError(f"{label}: {_first_line(error):.300}") from None
+        raise ModelFormatError(f"{label}: {_sentence(error):.300}") from None
     except (DecodeError, UnicodeDecodeError):
         raise ModelFormatError(f"{label} is not an ONNX model in binary form{_advice(source)}") from None
     except ValueError as error:  # such as a truncated file of weights
-        raise ModelFormatError(f"{label} is not an ONNX model, or is damaged: {_first_line(error)}") from None
+        raise ModelFormatError(f"{label} is not an ONNX model, or is damaged: {_sentence(error)}") from None
 
 
 def _check_loaded(model: onnx.ModelProto) -> None:
@@ -184,7 +184,7 @@ def check_model(model: onnx.ModelProto) -> None:
         # PyTorch exported its first version, deprecated later because of the shape of its factors.
         if "GroupNormalization is deprecated" in str(error):
             return
-        raise ModelFormatError(f"model {model.graph.name} is not valid ONNX: {_first_line(error)}") from None
+        raise ModelFormatError(f"model {model.graph.name} is not valid ONNX: {_sentence(error)}") from None
     except ValueError:
         return  # above the size of a protocol message ONNX cannot check it in memory
 
@@ -267,6 +267,7 @@ def is_standard(domain: str) -> bool:
     return domain in _DOMAINS
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def _sentence(error: Exception) -> str:
+    """ONNX's text in one line, without the dump of the node that follows an empty line."""
+    text = " ".join(str(error).strip().partition("\n\n")[0].split())
+    return f"{text:.500}" or type(error).__name__

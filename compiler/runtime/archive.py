@@ -208,6 +208,9 @@ def reject_damage(
         yield
     except FileNotFoundError as missing:
         raise error(f"no such file: {source}") from missing
+    except (IsADirectoryError, NotADirectoryError) as wrong:
+        reason = "it is a folder" if isinstance(wrong, IsADirectoryError) else "a part of the path is no folder"
+        raise error(f"{source} is no file: {reason}") from wrong
     except error as wrong:
         raise error(f"{source}: {wrong}") from wrong
     except MemoryError as wrong:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.core import config
@@ -29,6 +30,8 @@ from retune.tasks.report.facts import find_run
 
 
 def _find_run(home: Place, wanted: str) -> RunInfo:
+    if Path(wanted).suffix in (".retune", ".so"):
+        raise OptionError(f"{wanted} is a compiled network, which has no schedules: name its model, or a run of it")
     if not RunLedger(home).list():
         raise OptionError(f"there is no network or run {wanted!r}: `retune networks` and `retune runs` list them")
     return find_run(home, wanted)

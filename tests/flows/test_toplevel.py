@@ -49,11 +49,11 @@ GUARDED = "import errno, sys\nfrom retune.flows.cli.toplevel import guarded\n"
     [
         GUARDED + "sys.exit(guarded(lambda: print('x' * 10**6)))",
         GUARDED + "sys.exit(guarded(lambda: print('in the buffer until the end')))",
-        "import sys\nfrom flows.cli import app as cli\nsys.argv[1:] = ['--version']\ncli.main()",
-        "import sys\nfrom flows.cli import app as cli\nsys.argv[1:] = ['networks', '--json']\ncli.main()",
-        "import sys\nfrom flows.cli import app as cli\nsys.argv[1:] = ['networks']\ncli.main()",
+        "import sys\nfrom retune.flows.cli import app as cli\nsys.argv[1:] = ['--version']\ncli.main()",
+        "import sys\nfrom retune.flows.cli import app as cli\nsys.argv[1:] = ['networks', '--json']\ncli.main()",
+        "import sys\nfrom retune.flows.cli import app as cli\nsys.argv[1:] = ['networks']\ncli.main()",
         pytest.param(
-            "import sys\nfrom flows.cli import app as cli\nsys.argv[1:] = ['doctor']\ncli.main()",
+            "import sys\nfrom retune.flows.cli import app as cli\nsys.argv[1:] = ['doctor']\ncli.main()",
             marks=pytest.mark.long,
         ),
     ],

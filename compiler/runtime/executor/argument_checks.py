@@ -63,8 +63,10 @@ def shared_array(array: Any, what: str) -> Array:
 def check_fit(array: Array, spec: BufferSpec, what: str) -> None:
     """Check that an array has the shape and type of a buffer. Raises: OptionError."""
     if tuple(array.shape) != spec.shape or array.dtype != np.dtype(spec.dtype):
+        order = "" if array.dtype.isnative else " in another byte order"
         raise OptionError(
-            f"{what} {spec.name} must be {spec.dtype}{list(spec.shape)}, not {array.dtype.name}{list(array.shape)}"
+            f"{what} {spec.name} must be {spec.dtype}{list(spec.shape)}, "
+            f"not {array.dtype.name}{list(array.shape)}{order}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 import uvicorn
@@ -35,6 +36,8 @@ def serve(
         name, sign, path = file.partition("=")
         if not sign:
             name, path = Path(file).stem, file
+        if name in ("", ".", "..") or "/" in name:
+            raise OptionError(f"the name {name!r} of {path} must be a part of the URL: give it letters and no slash")
         if name in models:
             raise OptionError(f"two networks are called {name}: name one with NAME=FILE")
         models[name] = Model.load(path, instances)
@@ -44,5 +47,6 @@ def serve(
     listening = listen(config)
     address, at = listening.getsockname()[:2]
     for name in models:
-        output.say(f"http://{address}:{at}/v2/models/{name}", model=name, url=f"http://{address}:{at}/v2/models/{name}")
+        url = f"http://{address}:{at}/v2/models/{quote(name)}"
+        output.say(url, model=name, url=url)
     uvicorn.Server(config).run([listening])

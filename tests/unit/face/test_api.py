@@ -259,6 +259,10 @@ WRONG: list[tuple[Callable[[retune.Network], object], type[Exception], str]] = [
     (lambda _: retune.compile(_dense(), shapes=3), OptionError, "shapes map names"),  # type: ignore[arg-type]
     (lambda _: retune.compile(_dense(), shapes={"x": (1, 64)}, dynamic=True), OptionError, "leave them out"),
     (lambda _: retune.load("nothing.retune"), ArtifactError, "no such file"),
+    (lambda net: net.save("nowhere/net.retune"), ArtifactError, "name a file in a folder that exists"),
+    (lambda net: net.export("nowhere/net.onnx"), ArtifactError, "name a file in a folder that exists"),
+    (lambda _: retune.export("mlp", "nowhere/net.onnx"), ArtifactError, "name a file in a folder that exists"),
+    (lambda net: net(_input().astype(">f4")), OptionError, r"not float32\[3, 64\] in another byte order"),
     (lambda net: net.save("nothing.txt"), ArtifactError, "is exported to"),
     (lambda _: retune.tune(_dense(), effort="much"), OptionError, "effort must be one of quick, standard, thorough"),
     (lambda _: retune.tune(_dense(), effort="quick", trials=3), OptionError, "not both"),
@@ -279,6 +283,7 @@ def test_wrong_arguments_are_refused_in_one_sentence(
     with pytest.raises(error, match=words) as raised:
         call(dense)
     assert "\n" not in str(raised.value)
+    assert not Path("nowhere").exists()
 
 
 def test_a_file_that_is_no_network_is_refused(tmp_path: Path) -> None:
