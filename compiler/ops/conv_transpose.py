@@ -36,7 +36,7 @@ def _conv_transpose2d(call: OpCall) -> Lowered:
             raise call.misfit(f"a transposed convolution is lowered channels-last, not {call.text('layout')}")
         return _interleaved(call, shape, data, taps)
 
-    return Lowered(shape, x.dtype, build)
+    return Lowered(shape, call.out_dtype or x.dtype, build)
 
 
 def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Te
             (cut + stride - 1 - index) // stride for index, cut, stride in zip((a, b), before, strides, strict=True)
         ]
         value = padded[n, y + shifts[0] + low[0] - ry, x + shifts[1] + low[1] - rx, rc]
-        return summed_product(data.dtype, value, tap, [ry, rx, rc])
+        return summed_product(call.out_dtype or data.dtype, value, tap, [ry, rx, rc])
 
     phases = te.compute(
         (shape[0], *strides, *windows, shape[3]), phase, name=f"{call.name}_phases", attrs=call.layout_free(weight)
@@ -112,7 +112,7 @@ def _conv_phases2d(call: OpCall) -> Lowered:
     fits = fits and not any(taps % stride for taps, stride in zip(weight.shape, strides, strict=False))
     call.require(fits, "the weight must be (KH, KW, I, O), the strides divide KH and KW")
     shape = (x.shape[0], size[0], strides[0], size[1], strides[1], weight.shape[3])
-    return Lowered(shape, x.dtype, lambda data, taps: _phases(call, shape, data, taps))
+    return Lowered(shape, call.out_dtype or x.dtype, lambda data, taps: _phases(call, shape, data, taps))
 
 
 def _phases(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def _phases(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
     def element(n: Expr, y: Expr, a: Expr, x: Expr, b: Expr, c: Expr) -> Expr:
         value = padded[n, y + read(a, 0) - row, x + read(b, 1) - column, channels]
         tap = weight[a + row * strides[0], b + column * strides[1], channels, c]
-        return summed_product(data.dtype, value, tap, axes)
+        return summed_product(call.out_dtype or data.dtype, value, tap, axes)
 
     return te.compute(shape, element, name=call.name, attrs=call.layout_free(weight))
 

@@ -91,6 +91,7 @@ def _contract(call: OpCall) -> Lowered:
         summed <= set(left) & set(right), f"{left},{right}->{result} sums over a letter that one operand lacks"
     )
     call.require(call.types[0].dtype == call.types[1].dtype, "the operands have different dtypes")
+    dtype = call.out_dtype or call.types[0].dtype
     shape = tuple(extents[letter] for letter in result)
 
     def build(a: Tensor, b: Tensor) -> Tensor:
@@ -100,11 +101,11 @@ def _contract(call: OpCall) -> Lowered:
         def body(*outer: Expr) -> Expr:
             at: dict[str, Expr] = {**dict(zip(result, outer, strict=True)), **axes}
             factors = a[tuple(at[letter] for letter in left)], b[tuple(at[letter] for letter in right)]
-            return summed_product(a.dtype, *factors, list(axes.values()))
+            return summed_product(dtype, *factors, list(axes.values()))
 
         return te.compute(shape, body, name=call.name, attrs=call.layout_free(b))
 
-    return Lowered(shape, call.types[0].dtype, build)
+    return Lowered(shape, dtype, build)
 
 
 def _contract_array(call: OpCall, arrays: Sequence[Array]) -> Array:

@@ -1,8 +1,9 @@
 """Judges how far outputs are from the exact outputs: a right network is at most a few times as far as ONNX Runtime is.
 
 The yardstick are ONNX Runtime's own ways to compute the model: with and without optimizations, and on inputs that
-differ by a rounding. Exact are the outputs of onnx.reference in float64, for half types those of ONNX Runtime in
-float32; where neither can be had, or int8 is computed with, those of ONNX Runtime without optimizations.
+differ by a rounding; and the exact outputs, rounded to half types. Exact are the outputs of onnx.reference in float64,
+for half types those of ONNX Runtime in float32; where neither can be had, or int8 is computed with, those of ONNX
+Runtime without optimizations.
 """
 
 from contextlib import suppress
@@ -81,6 +82,8 @@ def judge(
         ways.append(run(_change(inputs, bool(quanta))))
     if not ways:
         raise MeasureError("the model can be computed in one way only")
+    # A change of the inputs may be smaller than the rounding of the outputs, as beside a large bias.
+    ways.append(wider.rounded(exact))
     spread = np.asarray([errors_of(way, exact) for way in ways])
     # A way that has an infinity or a NaN elsewhere would allow any error.
     limits = (_FACTOR_INT8 if quanta else _FACTOR) * np.max(np.where(np.isfinite(spread), spread, 0.0), axis=0)

@@ -49,6 +49,34 @@ def _case(op: str, x: Array, *others: Array, weights: int = 0, **attributes: Any
     return op, (x, *others), weights, attributes
 
 
+def _biased_cases(rng: np.random.Generator) -> Mapping[str, Any]:
+    """Sums of four products, most of them beyond float16, which a bias brings back into its range."""
+    kernels: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+        "Gemm": ("Gemm", (6, 4), (4, 5), {}),
+        "Gemm transposed": ("Gemm", (6, 4), (5, 4), {"transB": 1}),
+        "Conv": ("Conv", (1, 4, 6, 6), (5, 4, 1, 1), {}),
+        "Conv strided": ("Conv", (1, 1, 6, 6), (5, 1, 2, 2), {"strides": [2, 2]}),
+        "Conv of groups": ("Conv", (1, 8, 6, 6), (10, 4, 1, 1), {"group": 2}),
+        "Conv depthwise": ("Conv", (1, 5, 6, 6), (5, 1, 2, 2), {"group": 5}),
+        "Conv of a line": ("Conv", (1, 2, 9), (5, 2, 2), {}),
+        "Conv of a volume": ("Conv", (1, 2, 4, 4, 4), (5, 2, 1, 1, 2), {}),
+        "Conv of four dimensions": ("Conv", (1, 2, 3, 3, 3, 3), (5, 2, 2, 1, 1, 1), {}),
+        "ConvTranspose": ("ConvTranspose", (1, 4, 5, 5), (4, 5, 1, 1), {}),
+        "ConvTranspose strided": ("ConvTranspose", (1, 4, 5, 5), (4, 5, 2, 2), {"strides": [2, 2]}),
+        "ConvTranspose dilated": ("ConvTranspose", (1, 4, 5, 5), (4, 5, 1, 1), {"dilations": [2, 2]}),
+        "ConvTranspose of a line": ("ConvTranspose", (1, 4, 5), (4, 5, 2), {"strides": [2]}),
+        "ConvTranspose of a volume": ("ConvTranspose", (1, 4, 3, 3, 3), (4, 5, 2, 2, 2), {"strides": [2] * 3}),
+    }
+    cases = {}
+    for name, (op, shape, weight, attributes) in kernels.items():
+        outputs = weight[1] if op == "ConvTranspose" or name == "Gemm" else weight[0]
+        # Numbers of eight bits, whose products and sums are exact in float32.
+        x, w = (rng.integers(125, 140, extents).astype(np.float64) for extents in (shape, weight))
+        bias = -rng.integers(100, 120, outputs) * 512.0
+        cases[f"{name} with a bias"] = _case(op, x, w, bias, weights=2, **attributes)
+    return cases
+
+
 def _cases() -> Mapping[str, Any]:
     rng = np.random.default_rng(0)
     near = rng.standard_normal((2, 8, 6, 6))
@@ -91,6 +119,7 @@ def _cases() -> Mapping[str, Any]:
             "ConvTranspose", _pairs(rng, 1, 16, 5, 5, axis=1), _same(rng, 16, 4, 3, 3, axis=0), weights=1,
             dilations=[2, 2],
         ),
+        **_biased_cases(rng),
         "DeformConv": _case(
             "DeformConv", _pairs(rng, 1, 16, 5, 5, axis=1), _same(rng, 8, 16, 3, 3, axis=1), np.zeros((1, 18, 3, 3)),
             weights=1,
@@ -143,6 +172,8 @@ def _cases() -> Mapping[str, Any]:
 
 
 CASES = _cases()
+SHAPES = {"Gemm": (6, 5), "Conv": (1, 5, 6, 6)}
+"""Of the results of the cases with a bias."""
 _LISTS = {"ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"}
 
 
@@ -185,3 +216,18 @@ def test_halves_are_multiplied_and_summed_in_float32(name: str, dtype: str) -> N
     # Rounded once, each to nearest; a sum that float32 rounds may lie on the other side of the middle.
     scale = np.maximum(np.abs(exact), np.finfo(np.float16).tiny if dtype == "float16" else 1e-30)
     np.testing.assert_array_less(np.abs(found.astype("float64") - exact) / scale, 1.02 * step / 2)
+    if name.endswith("with a bias"):
+        np.testing.assert_array_equal(found, right)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_bias_of_halves_is_added_in_the_kernel_of_the_product(dtype: str) -> None:
+    kind = helper.np_dtype_to_tensor_dtype(HALVES[dtype][0])
+    for name in ("Gemm with a bias", "Conv with a bias"):
+        op, arrays, weights, attributes = CASES[name]
+        without = (op, arrays[:-1], weights - 1, attributes)
+        plain, biased = (
+            retune.compile(_model(case, case[1], kind, shape), threads=1)
+            for case, shape in ((without, SHAPES[op]), (CASES[name], SHAPES[op]))
+        )
+        assert len(plain.report().kernels) == len(biased.report().kernels)

@@ -33,6 +33,8 @@ class WiderModel:
     def __init__(self, model: bytes) -> None:
         self._model = inliner.inline_local_functions(onnx.load_from_string(model))
         self.quanta = _quanta(self._model.graph)
+        kinds = [entry.type.tensor_type.elem_type for entry in self._model.graph.output]
+        self._dtypes = [helper.tensor_dtype_to_np_dtype(kind) if kind in _HALVES else None for kind in kinds]
         self.is_float32 = _widen(self._model.graph, _HALVES)
         self._kinds = _HALVES if self.is_float32 else _SINGLES
         _widen(self._model.graph, self._kinds)
@@ -42,6 +44,14 @@ class WiderModel:
         kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in arrays.items()}
         dtypes = {name: helper.tensor_dtype_to_np_dtype(self._kinds.get(kind, kind)) for name, kind in kinds.items()}
         return {name: array.astype(dtypes[name]) for name, array in arrays.items()}
+
+    def rounded(self, outputs: Outputs) -> Outputs:
+        """`outputs` in the model's own half types."""
+        with np.errstate(over="ignore"):
+            return [
+                array if dtype is None else array.astype(dtype)
+                for array, dtype in zip(outputs, self._dtypes, strict=True)
+            ]
 
     def serialize(self) -> bytes:
         """The model as a message. Raises: MeasureError when it is too large for one."""

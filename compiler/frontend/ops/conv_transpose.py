@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, formula_of
 from retune.compiler.frontend.ops.indexing import taken
-from retune.compiler.frontend.ops.nn import Window, as_channels, plain_convolution, spatial_rank
+from retune.compiler.frontend.ops.nn import Window, as_channels, plain_convolution, rounded_once, spatial_rank
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute
 
@@ -129,4 +129,4 @@ def _turned(builder: GraphBuilder, weight: str, groups: int) -> str:
     return result
 
 
-CONVERTERS: Mapping[str, Converter] = {"ConvTranspose": _conv_transpose}
+CONVERTERS: Mapping[str, Converter] = {"ConvTranspose": rounded_once(_conv_transpose)}

@@ -60,6 +60,21 @@ def spatial_rank(node: OnnxNode, rank: int, kernel: tuple[int, ...]) -> int:
     return rank - 2
 
 
+def rounded_once(convert: Converter) -> Converter:
+    """The converter of a product with a bias, which rounds halves once.
+
+    The kernel of a product adds the bias in float32. Constants are folded before there are kernels, and convolutions of
+    four or more dimensions have a kernel for each slice: their values become float32.
+    """
+
+    def converted(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+        is_folded = all(builder.array(name) is not None for name in node.inputs if name)
+        is_sliced = len(node.operand(builder, 0).shape) > 5
+        return (in_float32(convert) if is_folded or is_sliced else convert)(builder, node)
+
+    return converted
+
+
 def _convolution(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     x = convolved(builder, node, x, node.operand(builder, 1).name)
@@ -119,9 +134,7 @@ def plain_convolution(builder: GraphBuilder, x: str, w: str, window: Window, nam
 def _sum_of_slices(builder: GraphBuilder, x: str, w: str, window: Window, name: str) -> str:
     """The sum over the kernel's first axis of convolutions of the other axes, whose batches are slices of the image."""
     strides, pads, dilations = window.strides, window.pads, window.dilations
-    dtype, kernel, rank = builder.value(x).dtype, builder.value(w).shape[2:], len(strides)
-    # Parts of halves are added in float32 and rounded once.
-    x, w = (cast_to(builder, value, accumulated(dtype)) for value in (x, w))
+    kernel, rank = builder.value(w).shape[2:], len(strides)
     inner = (*pads[1:rank], *pads[rank + 1 :])
     border: dict[str, Attribute] = {
         key: (0, 0, pad, *(0 for _ in kernel[1:]))
@@ -145,7 +158,7 @@ def _sum_of_slices(builder: GraphBuilder, x: str, w: str, window: Window, name: 
         total = builder.emit("add", [total, part]) if total else part
     _, channels, *extents = builder.value(total).shape
     total = builder.emit("reshape", [total], {"shape": (n, count, channels, *extents)})
-    return cast_to(builder, builder.emit("transpose", [total], {"perm": swapped}), dtype)
+    return builder.emit("transpose", [total], {"perm": swapped})
 
 
 def _batch_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -265,8 +278,8 @@ def matrix_product(builder: GraphBuilder, node: OnnxNode, a: str, b: str) -> str
 
 CONVERTERS: Mapping[str, Converter] = {
     "BatchNormalization": _batch_normalization,
-    "Conv": _convolution,
+    "Conv": rounded_once(_convolution),
     "Det": in_float32(_determinant),
-    "Gemm": _gemm,
+    "Gemm": rounded_once(_gemm),
     "MatMul": _matmul,
 }

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from retune.compiler import te
+from retune.compiler.core.dtype import HALVES
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.partition.alternatives import Rewrite
@@ -20,6 +21,7 @@ from retune.compiler.graph.partition.fuse import FusedOp, Fusion, fuse
 from retune.compiler.graph.partition.join_producers import join_producers
 from retune.compiler.ir.expr import Const
 from retune.compiler.ops import OPS, FusionKind
+from retune.compiler.ops.elementwise import rounded_sum
 from retune.compiler.ops.op import Operand
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import inlined_by_default
@@ -31,6 +33,9 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.te.tensor import ComputeOp, Tensor
 
 _CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", "qconv2d")
+_SUMMED = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", *PRODUCTS)
+"""Operators that sum products and have a sum of another dtype than the operands'."""
+_MOVES = ("reshape", "slice", "transpose")
 _STRIDED = (*_CONVOLUTIONS, "max_pool2d", "avg_pool2d")
 # Names become file names in archives and symbols of libraries, with prefixes and suffixes: 255 bytes are the limit.
 _LONGEST = 96
@@ -286,6 +291,7 @@ def express(graph: Graph, group: FusedOp) -> ComputeDAG:
     placeholders: dict[str, Tensor] = {}
     known: set[Tensor] = set()
     names: set[str] = set()
+    wide = _float32_sums(graph, group)
     for node in group.nodes:
         for name in node.inputs:
             if name in operands or _literal(graph, node, name) is not None:
@@ -296,17 +302,43 @@ def express(graph: Graph, group: FusedOp) -> ComputeDAG:
             # Only a constant with a single use in the group may be repacked: its layout then suits one access.
             if name in graph.constants and uses.count(name) == 1:
                 known.add(tensor)
-        order = _ordered(node, inside)
+        order, value = _ordered(node, inside), graph.values[node.output]
+        of_node = [_operand(graph, node, name, operands) for name in order]
+        if node.op == "add" and order[0] in wide:
+            operands[node.output] = rounded_sum(of_node, value.shape, value.dtype, _unique(node.op, names))
+            continue
         operands[node.output] = OPS[node.op].tensor(
-            [_operand(graph, node, name, operands) for name in order],
+            of_node,
             node.attrs,
             name=_unique(node.op, names),
             constants=frozenset(known),
-            types=[graph.values[name] for name in order],
+            types=[
+                replace(graph.values[name], dtype="float32") if name in wide else graph.values[name] for name in order
+            ],
+            out_dtype="float32" if node is group.core and wide else "",
         )
     output = operands[group.output]
     assert isinstance(output, Tensor)
     return ComputeDAG([*placeholders.values(), output])
+
+
+def _float32_sums(graph: Graph, group: FusedOp) -> frozenset[str]:
+    """The product of halves that `group` adds a bias to, and moves of the product before the addition; empty if there
+    is no such product. These values stay float32, so that the result is rounded once, as ONNX's operators with a bias.
+    """
+    names, node = [group.core.output], group.core
+    products = [node for node in group.nodes if node.op in _SUMMED]
+    # The scores of an attention are rounded before a mask is added.
+    if products != [node] or graph.values[node.output].dtype not in HALVES:
+        return frozenset()
+    while len(readers := [reader for reader in group.nodes if names[-1] in reader.inputs]) == 1:
+        (node,) = readers
+        if node.op == "add":
+            return frozenset(names) if len({*node.inputs}) == 2 else frozenset()
+        if node.op not in _MOVES:
+            break
+        names.append(node.output)
+    return frozenset()
 
 
 def _ordered(node: Node, inside: set[str]) -> tuple[str, ...]:
