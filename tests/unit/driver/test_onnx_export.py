@@ -371,6 +371,8 @@ def test_a_linker_alone_or_a_compiler_links_the_library(linker: str, tmp_path: P
 
 def test_the_same_network_is_exported_as_the_same_bytes(tmp_path: Path) -> None:
     network = retune.compile(mlp_model())
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
     one, two = (network.export(tmp_path / folder / "net.onnx") for folder in ("a", "b"))
     assert one.model.read_bytes() == two.model.read_bytes()
     assert one.library.read_bytes() == two.library.read_bytes()
