@@ -168,6 +168,10 @@ def _cases() -> Mapping[str, Any]:
             "Resize", 100 * np.abs(_large(rng, 1, 1, 32, 32)), np.zeros(0), np.zeros(0), np.array([1, 1, 4, 4]),
             weights=3, mode="linear", antialias=1,
         ),
+        "Resize by cubics": _case(
+            "Resize", 100 * np.abs(_large(rng, 1, 1, 9, 9)), np.zeros(0), np.zeros(0), np.array([1, 1, 23, 19]),
+            weights=3, mode="cubic",
+        ),
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from retune.compiler.core.dtype import accumulated, is_float
+from retune.compiler.core.dtype import HALVES, accumulated, is_float
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, cast_to, formula_of
 from retune.compiler.frontend.ops.indexing import taken
@@ -55,7 +55,9 @@ def _resize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         rows = [_row(node, origin, extent, scales[axis]) for origin in origins]
         matrices[axis] = np.array(rows).reshape(size, extent)
         masks[axis] = np.array([not 0 <= origin <= extent - 1 for origin in origins])
-    if not is_float(dtype) and not all(map(_moves_only, matrices.values())):
+    # Axes may be resampled one after the other: halves are not rounded between them.
+    is_narrow = not is_float(dtype) or (dtype in HALVES and len(matrices) > 1)
+    if is_narrow and not all(map(_moves_only, matrices.values())):
         x = _along_axes(builder, write("cast", x, dtype="float32"), matrices)
         x = write("cast", x, dtype=dtype)
     else:
