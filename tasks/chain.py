@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 from prefect.client.schemas.objects import State, StateDetails
+from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
@@ -24,6 +25,7 @@ class Chain:
 
     def run(self, step: Callable[Given, Result], *args: Given.args, **named: Given.kwargs) -> Result:
         """Call a task or a flow. Raises: what it raises."""
+        forget_results()
         call = cast(Callable[..., State[Result]], step)
         state = call(*args, **named, return_state=True, wait_for=self.last)
         result: Result = state.result()
@@ -37,3 +39,14 @@ class Chain:
 def finished(run: UUID | None) -> State[Any]:
     """The state of a run that has ended well, without its result, which Prefect would traverse."""
     return Completed(state_details=StateDetails(task_run_id=run), data=True)
+
+
+def forget_results() -> None:
+    """Have Prefect forget the results of this flow's tasks, by which it would know what the next task reads.
+
+    It knows a list or a record with slots by its address alone, and takes a new object at the address of a freed one
+    for the same result (PrefectHQ/prefect#20558): a run would follow another that it reads nothing of.
+    """
+    context = FlowRunContext.get()
+    if context is not None:
+        context.run_results.clear()

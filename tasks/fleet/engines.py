@@ -30,6 +30,7 @@ from retune.compiler.measure.remote.fleet import BuildRequest, Patience, Request
 from retune.compiler.measure.remote.wire import from_bytes, to_bytes
 from retune.compiler.tune.worker_service import WorkerService
 from retune.storage.store_url import is_remote
+from retune.tasks.chain import forget_results
 from retune.tasks.fleet.plan import DASK, PREFECT, FleetPlan, fleet_of, require_fleet
 from retune.tasks.measure import ask_device, build, measure
 from retune.tasks.opaque import opaque
@@ -105,6 +106,7 @@ class FlowEngine:
         """See `retune.compiler.measure.remote.fleet.Engine`; to be called in a flow or one of its tasks. `after` are
         the runs that this run follows.
         """
+        forget_results()
         task = {BuildRequest: build, TimeRequest: measure}.get(type(request), ask_device)
         label = name or type(request).__name__.removesuffix("Request").lower()
         kind: dict[str, Any] = {"return_state": False, "wait_for": after}

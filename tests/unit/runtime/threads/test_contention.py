@@ -50,7 +50,7 @@ def busy_cpu() -> Iterator[int]:
 def test_what_another_process_takes_is_seen(busy_cpu: int, threads: int) -> None:
     with WorkerProcess() as worker:
         share = worker.call(f"{__name__}:spin", busy_cpu, threads, timeout_s=60)
-    assert 0.2 < share <= 1.0
+    assert 0.05 < share <= 1.0  # half, but for what a busy machine does to 200 ms
 
 
 @pytest.mark.parametrize(("waited", "share"), [((0, 0), 0.0), ((10, 20), 0.3), ((90, 20), 1.0)])
