@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class Chain:
-    """Runs the tasks and flows of a flow one after another. `last` are the runs that the next one follows."""
+    """Runs the tasks and flows of a flow one after another. `last` are the runs that the next run follows."""
 
     def __init__(self) -> None:
         self.last: list[State[Any]] = []
@@ -44,8 +44,8 @@ def finished(run: UUID | None) -> State[Any]:
 def forget_results() -> None:
     """Have Prefect forget the results of this flow's tasks, by which it would know what the next task reads.
 
-    It knows a list or a record with slots by its address alone, and takes a new object at the address of a freed one
-    for the same result (PrefectHQ/prefect#20558): a run would follow another that it reads nothing of.
+    It knows a list or a record with slots by its address alone, and takes a new object at the address of a freed
+    result for that result (PrefectHQ/prefect#20558): a run would follow another that it reads nothing of.
     """
     context = FlowRunContext.get()
     if context is not None:

@@ -55,7 +55,7 @@ def _resize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         rows = [_row(node, origin, extent, scales[axis]) for origin in origins]
         matrices[axis] = np.array(rows).reshape(size, extent)
         masks[axis] = np.array([not 0 <= origin <= extent - 1 for origin in origins])
-    # Axes may be resampled one after the other: halves are not rounded between them.
+    # Axes may be resampled in turn: halves are not rounded between them.
     is_narrow = not is_float(dtype) or (dtype in HALVES and len(matrices) > 1)
     if is_narrow and not all(map(_moves_only, matrices.values())):
         x = _along_axes(builder, write("cast", x, dtype="float32"), matrices)
