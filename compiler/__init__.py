@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from retune.compiler import lower, runtime
 from retune.compiler.core.lazy import lazy
-from retune.compiler.runtime.ffi.ffi_library import load_ffi_library
+from retune.compiler.runtime.ffi.load import load_ffi_library
 
 if TYPE_CHECKING:
     from retune.compiler import te as te

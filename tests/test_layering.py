@@ -74,7 +74,7 @@ DOORS = {
     "fsspec": ("storage/object_store.py",),
     "prefect": ("tasks/", "flows/"),
     "ctypes": ("compiler/runtime/",),
-    "tvm_ffi": ("compiler/runtime/ffi/ffi.py",),
+    "tvm_ffi": ("compiler/runtime/ffi/bindings.py",),
     "rich": ("flows/",),
     "typer": ("flows/",),
 }

@@ -7,6 +7,8 @@ The order is total, so the ranks are the same, in n log n comparisons instead of
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from retune.compiler.ir.expr import INDEX, BinaryOp, Buffer, Cast, Expr, Load, Var, binary, cast, const, select
@@ -45,76 +47,110 @@ def rank(
     point = {axis: const(0) if axis.extent == 1 else variable[axis] for axis in axes}
     condition = substitute(body.source.value, {variable[axis]: point[axis] for axis in axes})
     row = tuple(point[axis] for number, axis in enumerate(axes) if number != ranked)
-    levels = (-(-count // _RUN) - 1).bit_length()
-    level, position = Var(f"{element.name}.level"), Var(f"{element.name}.place")
-    cursors = Buffer(f"{ranks.name}.cursors", (4,), INDEX, "local")
-    left, right, middle, end = (Load(cursors, (const(number),)) for number in range(4))
-
-    def ordered(half: Expr, index: Expr) -> Load:
-        return Load(order, (*row, half, index))
-
-    def moved(cursor: Load, value: Expr) -> Stmt:
-        return Store(cursors, cursor.indices, value)
-
-    def narrow(index: Expr) -> Expr:
-        return cast(order.dtype, index)
-
-    def precedes(number: Expr, than: Expr) -> Expr:
-        return substitute(condition, {other: number, element: than})
-
-    def counted_run(start: Expr, length: int) -> Stmt:
-        counts = Buffer(f"{ranks.name}.counts", (length,), INDEX, "local")
-        inner, count = Var(f"{element.name}.run"), Load(counts, (element,))
-        term = cast(INDEX, precedes(start + inner, start + element))
-
-        def each(kind: LoopKind, stmt: Stmt) -> Stmt:
-            return For(element, length, kind, stmt)
-
-        return allocate(
-            [counts],
-            block(
-                each(LoopKind.VECTOR, Store(counts, count.indices, const(0))),
-                For(inner, length, LoopKind.SERIAL, each(LoopKind.VECTOR, Store(counts, count.indices, count + term))),
-                each(LoopKind.SERIAL, Store(order, (*row, const(0), start + count), narrow(start + element))),
-            ),
-        )
-
-    width = binary(BinaryOp.SHL, _RUN, level)
-    run = block(
-        moved(left, position),
-        moved(middle, _least(position + width, count)),
-        moved(right, middle),
-        moved(end, _least(position + width * 2, count)),
-    )
-    # Beyond the end of a run the last element is read, and not taken.
-    first, second = Var(f"{element.name}.left"), Var(f"{element.name}.right")
-    takes = Var(f"{element.name}.takes")
-    open_left, open_right = binary(BinaryOp.LT, left, middle), binary(BinaryOp.LT, right, end)
-    taken = select(open_left, cast(INDEX, binary(BinaryOp.AND, open_right, precedes(second, first))), const(1))
-    half = level % 2
-    step = block(
-        Store(order, (*row, 1 - half, position), narrow(first + (second - first) * takes)),
-        moved(left, left + 1 - takes),
-        moved(right, right + takes),
-    )
-    step = Let(takes, taken, 2, step)
-    for var, cursor in ((second, right), (first, left)):
-        step = Let(var, cast(INDEX, ordered(half, _least(cursor, count - 1))), count, step)
-    merge = For(position, count, LoopKind.SERIAL, block(If(binary(BinaryOp.EQ, position, end), run), step))
-    sort = block(
-        For(position, count // _RUN, LoopKind.SERIAL, counted_run(position * _RUN, _RUN)),
-        *([counted_run(const(count // _RUN * _RUN), count % _RUN)] if count % _RUN else []),
-        allocate([cursors], For(level, levels, LoopKind.SERIAL, block(moved(end, const(0)), merge))),
-    )
-    target = tuple(first if number == ranked else point[axis] for number, axis in enumerate(axes))
-    write = Let(first, cast(INDEX, ordered(const(levels % 2), position)), count, stores([ranks], target, [position]))
-    stmt: Stmt = block(sort, For(position, count, LoopKind.SERIAL, write))
+    sort = _Sort(ranks.name, condition, element, other, order, row, count)
+    position, ranked_element = sort.position, Var(f"{element.name}.left")
+    target = tuple(ranked_element if number == ranked else point[axis] for number, axis in enumerate(axes))
+    at_position = cast(INDEX, sort.load(const(sort.levels % 2), position))
+    write = Let(ranked_element, at_position, count, stores([ranks], target, [position]))
+    stmt: Stmt = block(sort.loops(), For(position, count, LoopKind.SERIAL, write))
     outer = [axis for number, axis in enumerate(axes) if number != ranked and axis.extent > 1]
     is_large = prod(axis.extent for axis in axes) >= _PARALLEL
     for axis in reversed(outer):
         kind = LoopKind.PARALLEL if is_large and axis is outer[0] else LoopKind.SERIAL
         stmt = For(variable[axis], axis.extent, kind, stmt)
     return stmt
+
+
+@dataclass(frozen=True)
+class _Sort:
+    """The merge sort of one row of `count` elements: their numbers, in order, at `row` of the buffer `order`.
+
+    `condition` holds where element number `other` comes before element number `element`. A level of merges reads one
+    half of the buffer and writes the other; the last level writes half number `levels` % 2.
+    """
+
+    name: str
+    condition: Expr
+    element: Var
+    other: Var
+    order: Buffer
+    row: tuple[Expr, ...]
+    count: int
+
+    @property
+    def levels(self) -> int:
+        return (-(-self.count // _RUN) - 1).bit_length()
+
+    @cached_property
+    def position(self) -> Var:
+        return Var(f"{self.element.name}.place")
+
+    def loops(self) -> Stmt:
+        """Sort runs of `_RUN` elements, then merge them."""
+        full, remainder = divmod(self.count, _RUN)
+        runs = For(self.position, full, LoopKind.SERIAL, self._run(self.position * _RUN, _RUN))
+        return block(runs, *([self._run(const(full * _RUN), remainder)] if remainder else []), self._merges())
+
+    def load(self, half: Expr, index: Expr) -> Load:
+        return Load(self.order, (*self.row, half, index))
+
+    def _store(self, half: Expr, index: Expr, number: Expr) -> Stmt:
+        return Store(self.order, (*self.row, half, index), cast(self.order.dtype, number))
+
+    def _precedes(self, number: Expr, than: Expr) -> Expr:
+        return substitute(self.condition, {self.other: number, self.element: than})
+
+    def _run(self, start: Expr, length: int) -> Stmt:
+        """Sort the `length` elements from `start` on: count for each how many come before."""
+        element, inner = self.element, Var(f"{self.element.name}.run")
+        counts = Buffer(f"{self.name}.counts", (length,), INDEX, "local")
+        counted = Load(counts, (element,))
+        term = cast(INDEX, self._precedes(start + inner, start + element))
+        clear = For(element, length, LoopKind.VECTOR, Store(counts, counted.indices, const(0)))
+        add = For(element, length, LoopKind.VECTOR, Store(counts, counted.indices, counted + term))
+        write = self._store(const(0), start + counted, start + element)
+        return allocate(
+            [counts],
+            block(
+                clear,
+                For(inner, length, LoopKind.SERIAL, add),
+                For(element, length, LoopKind.SERIAL, write),
+            ),
+        )
+
+    def _merges(self) -> Stmt:
+        """Merge neighboring runs, level by level: each step writes the smaller of the next elements of two runs."""
+        level, position, count = Var(f"{self.element.name}.level"), self.position, self.count
+        cursors = Buffer(f"{self.name}.cursors", (4,), INDEX, "local")
+        left, right, middle, end = (Load(cursors, (const(number),)) for number in range(4))
+
+        def move(cursor: Load, value: Expr) -> Stmt:
+            return Store(cursors, cursor.indices, value)
+
+        width = binary(BinaryOp.SHL, _RUN, level)
+        begin = block(
+            move(left, position),
+            move(middle, _least(position + width, count)),
+            move(right, middle),
+            move(end, _least(position + width * 2, count)),
+        )
+        # Beyond the end of a run the last element is read, and not taken.
+        first, second = Var(f"{self.element.name}.left"), Var(f"{self.element.name}.right")
+        takes = Var(f"{self.element.name}.takes")
+        open_left, open_right = binary(BinaryOp.LT, left, middle), binary(BinaryOp.LT, right, end)
+        comes_first = binary(BinaryOp.AND, open_right, self._precedes(second, first))
+        taken = select(open_left, cast(INDEX, comes_first), const(1))
+        half = level % 2
+        step: Stmt = block(
+            self._store(1 - half, position, first + (second - first) * takes),
+            move(left, left + 1 - takes),
+            move(right, right + takes),
+        )
+        step = Let(takes, taken, 2, step)
+        for var, cursor in ((second, right), (first, left)):
+            step = Let(var, cast(INDEX, self.load(half, _least(cursor, count - 1))), count, step)
+        merge = For(position, count, LoopKind.SERIAL, block(If(binary(BinaryOp.EQ, position, end), begin), step))
+        return allocate([cursors], For(level, self.levels, LoopKind.SERIAL, block(move(end, const(0)), merge)))
 
 
 def _least(value: Expr, bound: int) -> Expr:

@@ -1,6 +1,6 @@
 """The public names of the runtime, each loaded on first use.
 
-Most of them load the TVM FFI, see `retune.compiler.runtime.ffi.ffi`.
+Most of them load the TVM FFI, see `retune.compiler.runtime.ffi.bindings`.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from retune.compiler.core.lazy import lazy
 
 if TYPE_CHECKING:
+    from retune.compiler.runtime.ffi.bindings import NDArray
     from retune.compiler.runtime.ffi.container import (
         Array,
         Map,
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
         save_json,
         structural_equal,
     )
-    from retune.compiler.runtime.ffi.ffi import NDArray
     from retune.compiler.runtime.ffi.module import Module
     from retune.compiler.runtime.ffi.packed_func import PackedFunc, convert, object_use_count
     from retune.compiler.runtime.timing import BenchmarkResult
@@ -46,7 +46,7 @@ __getattr__ = lazy(
     __name__,
     {
         "ffi.container": "Array Map assert_structural_equal load_json save_json structural_equal",
-        "ffi.ffi": "NDArray",
+        "ffi.bindings": "NDArray",
         "ffi.module": "Module",
         "ffi.packed_func": "PackedFunc convert object_use_count",
         "timing": "BenchmarkResult",

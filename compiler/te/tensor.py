@@ -414,7 +414,7 @@ class Tensor:
 
     def __tvm_ffi_object__(self) -> Any:
         """The tensor itself for functions of the FFI, which would call it instead."""
-        return importlib.import_module("retune.compiler.runtime.ffi.ffi").as_opaque(self)
+        return importlib.import_module("retune.compiler.runtime.ffi.bindings").as_opaque(self)
 
     @property
     def is_checked(self) -> bool:

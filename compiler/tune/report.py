@@ -303,7 +303,7 @@ def _row(row: KernelRow, compiled: CompiledResult, spent: TuningSummary) -> Kern
         rival = next(serving, "another way to compute it")
         reasons.append(f"{rival} computes the same faster" if measured else f"not measured; {rival} is used")
     elif program is None:
-        why = "faster than every program that was tried" if winner.tried else "no time was left to try a program"
+        why = "the fastest tried" if winner.tried else "no time was left to try a program"
         reasons.append(winner.why or why)
     rejected = [f"rejected {text}" for text in winner.rejected] if winner else []
     tuned = ProgramSource.DEFAULT if program is None else ORIGINS.get(program.mutation, ProgramSource.RECORD)

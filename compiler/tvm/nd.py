@@ -14,7 +14,7 @@ from retune.compiler.core.errors import ArtifactError
 from retune.compiler.runtime.buffers import empty as _empty
 from retune.compiler.runtime.device import Device, require_cpu
 from retune.compiler.runtime.device import cpu as _cpu
-from retune.compiler.runtime.ffi.ffi import NDArray, tensor_of
+from retune.compiler.runtime.ffi.bindings import NDArray, tensor_of
 
 __all__ = ["NDArray", "array", "empty", "from_dlpack"]
 

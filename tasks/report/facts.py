@@ -144,12 +144,12 @@ def _unreported(records: Sequence[MeasureRecord], *, is_complete: bool) -> list[
     note = "its report is lost" if is_complete else "the run has not come to its end; nothing serves yet"
     rows = []
     for key in dict.fromkeys(record.task_key for record in records):
-        mine = [record for record in records if record.task_key == key]
-        best = min(mine, key=lambda record: record.seconds)
-        untuned = min((record.seconds for record in mine if record.mutation == DEFAULT_SCHEDULE), default=math.inf)
+        trials = [record for record in records if record.task_key == key]
+        best = min(trials, key=lambda record: record.seconds)
+        untuned = min((record.seconds for record in trials if record.mutation == DEFAULT_SCHEDULE), default=math.inf)
         is_known = math.isfinite(best.seconds)
         row = KernelRow(
-            best.task_name, key, trials=len(mine), default_seconds=untuned, best_seconds=best.seconds, note=note
+            best.task_name, key, trials=len(trials), default_seconds=untuned, best_seconds=best.seconds, note=note
         )
         rows.append(replace(row, origin=ProgramSource.RECORD, record_id=best.record_id) if is_known else row)
     return rows

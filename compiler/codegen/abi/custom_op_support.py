@@ -96,8 +96,8 @@ class OrtModule(CModule):
         share, count = shares.values()
         # `loop` is the function, its data and the number of shares.
         work = self.define("retune.work", "void", "ptr, i64")
-        loop, place = work.args
-        work.store(work.builder.trunc(place, INT), share)
+        loop, index = work.args
+        work.store(work.builder.trunc(index, INT), share)
         work.store(work.load(INT, loop, 16), count)
         work.call(work.load(signature("void", "ptr").as_pointer(), loop), work.load(POINTER, loop, 8))
         work.store(INT(0), share)

@@ -283,7 +283,7 @@ class _Compute:
         """
         run, builder, plan = self._run, self._run.builder, self._plan
         total, begins = LONG(self._nbytes), {}
-        for number in (*plan.inputs, *(plan.outputs[place] for place in self._owners.values())):
+        for number in (*plan.inputs, *(plan.outputs[index] for index in self._owners.values())):
             rest = builder.and_(builder.ptrtoint(tensors[number], LONG), LONG(ALIGNMENT - 1))
             is_apart = builder.not_(run.equals(rest, 0))
             begins[number] = is_apart, total

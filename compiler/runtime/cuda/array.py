@@ -198,4 +198,4 @@ def _nbytes(shape: Sequence[int], dtype: str) -> int:
 
 def _tensor_of(source: object) -> Any:
     """The FFI's tensor; programs that borrow nothing do not load the FFI."""
-    return importlib.import_module("retune.compiler.runtime.ffi.ffi").tensor_of(source)
+    return importlib.import_module("retune.compiler.runtime.ffi.bindings").tensor_of(source)

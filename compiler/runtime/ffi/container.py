@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from retune.compiler.core.errors import ArtifactError, MismatchError
-from retune.compiler.runtime.ffi.ffi import FFIArray as Array
-from retune.compiler.runtime.ffi.ffi import FFIMap as Map
-from retune.compiler.runtime.ffi.ffi import convert, from_json, mismatch, to_json
+from retune.compiler.runtime.ffi.bindings import FFIArray as Array
+from retune.compiler.runtime.ffi.bindings import FFIMap as Map
+from retune.compiler.runtime.ffi.bindings import convert, from_json, mismatch, to_json
 
 __all__ = ["Array", "Map", "assert_structural_equal", "load_json", "save_json", "structural_equal"]
 

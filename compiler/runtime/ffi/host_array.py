@@ -8,7 +8,7 @@ from retune.compiler.runtime.artifact import Array
 
 
 class HostArray(np.ndarray[Any, np.dtype[Any]]):
-    """A NumPy array with `numpy` and `copyto`, like `retune.compiler.runtime.ffi.ffi.NDArray`."""
+    """A NumPy array with `numpy` and `copyto`, like `retune.compiler.runtime.ffi.bindings.NDArray`."""
 
     def numpy(self) -> Array:
         """The same array without these methods."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from retune.compiler.core.errors import ArtifactError, OptionError
 from retune.compiler.runtime.artifact import entry_symbol
-from retune.compiler.runtime.ffi.ffi import FFIModule, PackedFunc, new_function, open_library
+from retune.compiler.runtime.ffi.bindings import FFIModule, PackedFunc, new_function, open_library
 from retune.compiler.runtime.ffi.linking import LINKERS
 from retune.compiler.runtime.ffi.module_file import (
     CompiledFunction,

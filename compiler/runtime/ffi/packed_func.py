@@ -3,9 +3,9 @@
 from typing import Any
 
 from retune.compiler.core.errors import ArtifactError
-from retune.compiler.runtime.ffi.ffi import FFIObject, PackedFunc
-from retune.compiler.runtime.ffi.ffi import convert as _convert
-from retune.compiler.runtime.ffi.ffi import object_use_count as _object_use_count
+from retune.compiler.runtime.ffi.bindings import FFIObject, PackedFunc
+from retune.compiler.runtime.ffi.bindings import convert as _convert
+from retune.compiler.runtime.ffi.bindings import object_use_count as _object_use_count
 
 __all__ = ["PackedFunc", "convert", "object_use_count"]
 

@@ -1,7 +1,7 @@
 """Registers functions by name for code that knows only the name.
 
 The registry is the TVM FFI's: functions of Python, C and C++ share one table. The first call that needs it loads the
-FFI, see `retune.compiler.runtime.ffi.ffi`.
+FFI, see `retune.compiler.runtime.ffi.bindings`.
 """
 
 import importlib
@@ -16,7 +16,7 @@ import numpy as np
 from retune.compiler.core.errors import RegistryError
 
 if TYPE_CHECKING:
-    from retune.compiler.runtime.ffi.ffi import PackedFunc
+    from retune.compiler.runtime.ffi.bindings import PackedFunc
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
@@ -143,7 +143,7 @@ def _checked(name: object) -> str:
 
 
 def _ffi() -> Any:
-    ffi = importlib.import_module("retune.compiler.runtime.ffi.ffi")
+    ffi = importlib.import_module("retune.compiler.runtime.ffi.bindings")
     with _LOCK:
         while _WAITING:
             ffi.set_function(*_WAITING.popitem(), override=True)

@@ -21,7 +21,7 @@ from retune.compiler.measure.results import BuiltProgram
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.runtime.cuda.driver import why_not
 from retune.compiler.runtime.device import cpu
-from retune.compiler.runtime.ffi.ffi import PackedFunc
+from retune.compiler.runtime.ffi.bindings import PackedFunc
 from retune.compiler.te.tensor import Tensor
 from retune.compiler.tvm.auto_scheduler import MeasureInput, SearchTask
 from tests.support.tvm_scripts import matmul

@@ -14,8 +14,8 @@ from retune.compiler.core.errors import DeviceError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.cuda.array import FENCE, DeviceArray
 from retune.compiler.runtime.device import cuda
+from retune.compiler.runtime.ffi.bindings import tensor_of
 from retune.compiler.runtime.ffi.dlpack_capsule import capsule_of
-from retune.compiler.runtime.ffi.ffi import tensor_of
 from tests.support.fake_cuda import FakeDriver
 from tests.support.late_gpus import LateGpus
 
@@ -127,7 +127,7 @@ def test_what_is_lent_may_outlive_the_interpreter() -> None:
     """What is in a cycle that `sys` knows goes last, after the globals of every module."""
     code = """if True:
         import sys
-        from retune.compiler.runtime.ffi.ffi import tensor_of
+        from retune.compiler.runtime.ffi.bindings import tensor_of
         from tests.unit.runtime.cuda.test_cuda_array import made
         sys.kept = [tensor_of(made((3, 4))), made((3,)).__dlpack__()]
         sys.kept.append(sys.kept)

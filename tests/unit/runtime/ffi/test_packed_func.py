@@ -15,6 +15,7 @@ from retune.compiler import nd, te
 from retune.compiler.core.errors import ArtifactError, MismatchError, OptionError, RegistryError
 from retune.compiler.ir.expr import Binary, BinaryOp, Var
 from retune.compiler.runtime import NDArray, PackedFunc, convert, object_use_count
+from retune.compiler.runtime.ffi.bindings import FFIDevice
 from retune.compiler.runtime.ffi.container import (
     Array,
     Map,
@@ -23,7 +24,6 @@ from retune.compiler.runtime.ffi.container import (
     save_json,
     structural_equal,
 )
-from retune.compiler.runtime.ffi.ffi import FFIDevice
 
 
 @pytest.fixture(autouse=True)
