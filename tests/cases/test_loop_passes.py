@@ -98,6 +98,11 @@ PROGRAMS: dict[str, Program] = {
     "two_results_in_lanes": (sum_and_peak(3, 40), (), PRE_TRANSFORMED),
     "default_matmul": (matmul(6, 20, 12), None, PRE_TRANSFORMED),
     "default_product_of_bytes": (bytes_product("uint8"), None, PRE_TRANSFORMED),
+    "product_of_bytes_in_naive_loops": (
+        bytes_product("uint8"),
+        (Fuse(2, (0, 1)), Annotate(2, 0, Annotation.PARALLEL)),
+        PRE_TRANSFORMED,
+    ),
     "default_convolution": (conv_residual_nhwc(5, 8), None, PRE_TRANSFORMED),
     "default_convolution_channels_first": (conv_bn_relu(1, 6, 4, 8, 3, 1, 1), None, PRE_TRANSFORMED),
     "default_pool": (max_pool(5, 8), None, PRE_TRANSFORMED),

@@ -2,9 +2,9 @@
 
 Elementwise producers are inlined, outer loops run in parallel, and stages without data reuse (elementwise, pooling,
 softmax) get a vector loop over their last axis; a stage that transposes its input is blocked, so that every cache line
-read is fully used. Floating-point products and convolutions get a register tile that fits the machine's registers: a
-few rows of a strip of the last axis, with the reduction around them. Other stages that would need tiling keep their
-naive loops, which tuning improves.
+read is fully used. Products and convolutions get a register tile that fits the machine's registers: a few rows of a
+strip of the last axis, with the reduction around them. Other stages that would need tiling keep their naive loops,
+which tuning improves.
 """
 
 from collections.abc import Collection, Sequence

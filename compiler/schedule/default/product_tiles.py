@@ -7,7 +7,7 @@ whole strip.
 from collections.abc import Sequence
 from math import inf, prod
 
-from retune.compiler.core.dtype import accumulated, is_float, item_bytes
+from retune.compiler.core.dtype import accumulated, item_bytes
 from retune.compiler.core.packing import most_padded
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr
@@ -58,13 +58,13 @@ def row_axis_of(state: State, stage_id: int, hardware: HardwareParams | None = N
     """The axis along which a product reads the same elements as along its last axis, -1 when there is none.
 
     Points of a window that moves by one share most reads, too, as do the weights of a depthwise convolution. None for a
-    stage that is no product of floating-point numbers, or reads nothing along its last axis; and for a product of few
-    columns, unless a register tile is faster than sums in vectors on `hardware`.
+    stage that is no product, or reads nothing along its last axis; and for a product of few columns, unless a register
+    tile is faster than sums in vectors on `hardware`.
     """
     op = state.stages[stage_id].op
     if not isinstance(op, ComputeOp) or not op.reduce_axes or not needs_multi_level_tiling(state.dag, stage_id):
         return None
-    if not is_float(op.dtype) or op.axes[-1].extent < _LEAST_COLUMNS:
+    if op.axes[-1].extent < _LEAST_COLUMNS:
         return None
     reads = _read_along(state, stage_id)
     if not reads:
@@ -113,10 +113,10 @@ def register_tile(
 ) -> tuple[int, int]:
     """(rows, columns) of the fastest register tile of a product, by the throughput of multiply-adds and loads and the
     latency of sums. Candidates divide the product and leave registers for a row of one factor and a value of the other.
-    With the `depth` of the sums, candidates may leave smaller tiles at the ends, of the columns only where their
-    reloads are in a near cache; with `divides` strips must divide the columns, so only rows have smaller tiles; with
-    `packs` the factor that is read along the strips is packed, with its last strip padded. Without a tile that fills
-    half of a vector no longer than necessary: one row of all columns.
+    With the `depth` of the sums, in words of a sum's size, candidates may leave smaller tiles at the ends, of the
+    columns only where their reloads are in a near cache; with `divides` strips must divide the columns, so only rows
+    have smaller tiles; with `packs` the factor that is read along the strips is packed, with its last strip padded.
+    Without a tile that fills half of a vector no longer than necessary: one row of all columns.
     """
     lanes = _lanes_for(columns, hardware, dtype)
     far = columns * item_bytes(dtype) > _ROW_BYTES
@@ -191,7 +191,7 @@ def split_for_tile(
     rows = axes[row_axis].extent if row_axis >= 0 else 1
     # Rows of a depthwise convolution share parts of their windows; smaller tiles share less.
     is_depthwise = len(_read_along(state, stage_id)) > 1
-    depth = 0 if is_depthwise else prod(axis.extent for axis in op.reduce_axes)
+    depth = 0 if is_depthwise else prod(axis.extent for axis in op.reduce_axes) // _terms_per_word(state, stage_id)
     columns, every = shared_columns(op, hardware), axes[last].extent
     packs = _is_packed(state, stage_id)
     height, strip = register_tile(rows, columns, hardware, op.dtype, depth, divides=columns < every, packs=packs)
@@ -206,6 +206,17 @@ def split_for_tile(
             state = state.apply(Split(outer_stage, _loop_number(state, outer_stage, name), extent, (size,)))
             inner.insert(0, f"{name}.1")
     return (*_outer_order(state, stage_id, outer_stage, inner), inner)
+
+
+def _terms_per_word(state: State, stage_id: int) -> int:
+    """Terms whose factors take the memory of one sum: 4 of bytes that are summed in int32, 2 of halves in float32."""
+    dag, last = state.dag, axes_of(state, stage_id)[-1]
+    widths = (
+        item_bytes(dag.ops[source].dtypes[0])
+        for source, indices in dag.reads[stage_id]
+        if indices and indices[-1] == last
+    )
+    return max(1, item_bytes(dag.ops[stage_id].dtypes[0]) // max(widths))
 
 
 def _is_packed(state: State, stage_id: int) -> bool:

@@ -217,14 +217,19 @@ def test_a_depthwise_convolution_is_right(step: int) -> None:
     np.testing.assert_allclose(np.array(result), sum(taps), rtol=1e-5, atol=1e-5)
 
 
-def test_other_products_keep_naive_loops() -> None:
+def test_products_without_a_read_along_the_last_axis_keep_naive_loops() -> None:
     a, b, q = te.placeholder((80, 9), name="a"), te.placeholder((32, 9), name="b"), te.reduce_axis(9, "q")
     rows = te.compute((80, 32), lambda i, j: te.sum(a[i, q] * b[j, q], q), "rows")
     naive = ["parallel i (0,80)", "for j (0,32)", "for q (0,9)"]
     assert lines(ComputeDAG([a, b, rows])) == [*naive, "rows = ..."]
+
+
+def test_a_product_of_bytes_gets_a_register_tile() -> None:
+    q = te.reduce_axis(9, "q")
     c, d = te.placeholder((80, 9), "int8", "c"), te.placeholder((9, 32), "int8", "d")
     whole = te.compute((80, 32), lambda i, j: te.sum(te.cast("int32", c[i, q]) * te.cast("int32", d[q, j]), q), "whole")
-    assert lines(ComputeDAG([c, d, whole])) == [*naive, "whole = ..."]
+    loops = ["parallel i.0 (0,20)", "for q (0,9)", "unroll i.1 (0,4)", "vectorize j (0,32)"]
+    assert lines(ComputeDAG([c, d, whole])) == [*loops, "whole = ..."]
 
 
 def products(monkeypatch: pytest.MonkeyPatch) -> list[ComputeDAG]:
