@@ -152,7 +152,6 @@ def measure_compacted(root: Path, rows: int, tasks: int, seconds: float) -> Iter
     yield figure("best_per_task", "cold", timed(lambda: cold.best_per_task(target=TARGET)))
     yield figure("best_per_task", "warm", timed(lambda: cold.best_per_task(target=TARGET)))
     yield figure("best_of_one_task", "cold", timed(lambda: ParquetRecordStore(root).best(key, target=TARGET)))
-    yield figure("history_of_one_task", "cold", timed(lambda: ParquetRecordStore(root).history(key, target=TARGET)))
     for one in queries(root, details):
         yield replace(one, case=f"{one.case}_compacted")
 

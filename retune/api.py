@@ -32,7 +32,7 @@ from retune.network import Network, NetworkReport
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunInfo, RunLedger
 from retune.storage.store_url import Place
-from retune.tasks.find_programs import KnownPrograms
+from retune.tasks.find_programs import find_programs
 from retune.tuning import run_tuning
 
 EFFORTS = {"quick": 16, "standard": 64, "thorough": 256}
@@ -69,17 +69,17 @@ def compile(
         return Network(executable, known.signature)
     options = TuneOptions.of(config.load(), target=target)
     extracted = extract_network(known.source, options.target or HOST, count, _shape_texts(shapes), options.winograd)
-    best = KnownPrograms.of(extracted, home, None)
+    best, others = find_programs(extracted, home, None)
     explainer = KernelExplainer(extracted, best, home)
     with telling_nothing():
         network = compile_graph(
             extracted.graph,
             extracted.target,
-            best.programs,
+            best,
             threads=count,
             cut=extracted.partition,
             build=build_in_parallel,
-            others=best.others_of,
+            others=others,
             release=True,
         )
     return Network(Library(network), known.signature, explainer)
@@ -146,13 +146,13 @@ def tune(
     return Network(library, known.signature, KernelExplainer(extracted, _served(library, job.place), job.place))
 
 
-def _served(library: Library, home: Place) -> KnownPrograms:
+def _served(library: Library, home: Place) -> dict[str, BestProgram]:
     """The programs that a network was compiled from, as far as the store has their records."""
     store = ParquetRecordStore(home)
     ids = {row.task_key: row.record_id for row in library.network.coverage if row.record_id}
     records = {key: {each.record_id: each for each in store.records(task_key=key)} for key in ids}
     named = {key: records[key].get(number) for key, number in ids.items()}
-    return KnownPrograms({key: BestProgram.of(record) for key, record in named.items() if record is not None})
+    return {key: BestProgram.of(record) for key, record in named.items() if record is not None}
 
 
 def export(

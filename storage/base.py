@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from retune.compiler.measure.record import MeasureRecord
 
@@ -34,38 +35,6 @@ class Selection:
             and (self.device is None or device == self.device)
             and (self.threads is None or threads == self.threads)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSummary:
-    """One task on one target, device, thread count; `best_seconds` is None before a success."""
-
-    task_key: str
-    task_name: str
-    target: str
-    device: str
-    threads: int
-    trials: int
-    failures: int
-    best_seconds: float | None
-    last_timestamp: float
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryPoint:
-    """One trial in the history of a task.
-
-    `trial` counts from 1 and `round` is its round. `elapsed` is in seconds since the run began, `timestamp` since 1970.
-    `seconds` is the time of a call, None for a failure, and `best_seconds` the fastest so far, None before the first
-    success.
-    """
-
-    trial: int
-    round: int
-    elapsed: float
-    timestamp: float
-    seconds: float | None
-    best_seconds: float | None
 
 
 class RecordStore(ABC):
@@ -143,19 +112,10 @@ class RecordStore(ABC):
     @abstractmethod
     def tasks(
         self, target: str | None = None, device: str | None = None, threads: int | None = None
-    ) -> list[TaskSummary]:
-        """Every measured task, per target, device and thread count, sorted by these and by key."""
-
-    @abstractmethod
-    def history(
-        self,
-        task_key: str,
-        target: str | None = None,
-        device: str | None = None,
-        run_id: str | None = None,
-        threads: int | None = None,
-    ) -> list[HistoryPoint]:
-        """The history of a task, trial by trial, with the best so far."""
+    ) -> list[dict[str, Any]]:
+        """A row for every measured task on a target, device and thread count, sorted by these and by key: with these
+        `task_name`, `trials`, `failures`, `best_seconds`, None before a success, and `last_timestamp`.
+        """
 
 
 def speed(record: MeasureRecord) -> tuple[float, float, str]:

@@ -57,8 +57,8 @@ class Comparison(TypedDict):
     note: NotRequired[str | None]
 
 
-def _current(row: Any) -> Any:
-    """The fields of a kernel's row, of this version or an earlier one. Raises: ValueError."""
+def _kernel_row(row: Any) -> KernelRow:
+    """The row of a kernel from JSON. Raises: ValueError."""
     # Bounded to what DuckDB's BIGINT holds; NaN is in no range.
     numbers = [value for value in row.values() if isinstance(value, int | float)] if isinstance(row, dict) else []
     if not all(0 <= number < 2**63 for number in numbers):
@@ -66,13 +66,7 @@ def _current(row: Any) -> Any:
     return KernelRow.of(row)
 
 
-Row = Annotated[KernelRow, BeforeValidator(_current)]
-
-
-class Coverage(TypedDict, total=False):
-    """What earlier versions wrote beside the tasks: all kernels of the network."""
-
-    kernels: list[Row]
+Row = Annotated[KernelRow, BeforeValidator(_kernel_row)]
 
 
 class Limits(TypedDict):
@@ -90,7 +84,6 @@ class RunReport(TypedDict, total=False):
     trials: Count
     elapsed: Number
     comparison: Comparison
-    coverage: Coverage
     tasks: list[Row]
     limits: Limits | None
     is_right: bool

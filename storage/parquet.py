@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from retune.compiler.core.errors import CorruptRecordError, StoreError
 from retune.compiler.measure.record import CONFIRMED, SCHEMA_VERSION, MeasureRecord, MeasureStatus
-from retune.storage.base import HistoryPoint, RecordStore, Selection, TaskSummary
+from retune.storage.base import RecordStore, Selection
 from retune.storage.blob_store import QUARANTINE
-from retune.storage.codec import canonical, from_table
+from retune.storage.codec import MICROSECOND, canonical, from_table
 from retune.storage.documents import MARKER_KIND, read_document
 from retune.storage.files import TEMPORARY_SUFFIX
 from retune.storage.layout import RECORDS, part_folder, part_names, parts_below
@@ -152,7 +152,8 @@ class ParquetRecordStore(RecordStore):
 
     def tasks(
         self, target: str | None = None, device: str | None = None, threads: int | None = None
-    ) -> list[TaskSummary]:
+    ) -> list[dict[str, Any]]:
+        """See `RecordStore.tasks`."""
         key = ["target", "device", "threads", "task_key"]
         selection = Selection(None, target, device, threads)
         rows = self.table(selection, (*key, "task_name", "status", "seconds", "timestamp"))
@@ -163,41 +164,11 @@ class ParquetRecordStore(RecordStore):
         sums = rows.group_by(key, use_threads=False).aggregate(
             [("task_name", "last"), ("seconds", "min"), ("timestamp", "last"), ("failed", "sum"), ([], "count_all")]
         )
-        summaries = [
-            TaskSummary(
-                task_key=row["task_key"],
-                task_name=row["task_name_last"],
-                target=row["target"],
-                device=row["device"],
-                threads=row["threads"],
-                trials=row["count_all"],
-                failures=row["failed_sum"],
-                best_seconds=row["seconds_min"],
-                last_timestamp=row["timestamp_last"] / 1e6,
-            )
-            for row in sums.to_pylist()
-        ]
-        return sorted(summaries, key=lambda task: (task.target, task.device, task.threads, task.task_key))
-
-    def history(
-        self,
-        task_key: str,
-        target: str | None = None,
-        device: str | None = None,
-        run_id: str | None = None,
-        threads: int | None = None,
-    ) -> list[HistoryPoint]:
-        selection = Selection(task_key, target, device, threads, run_id)
-        rows = self.table(selection, ("round", "elapsed", "timestamp", "seconds"))
-        rounds, elapsed, seconds = (rows.column(name).to_pylist() for name in ("round", "elapsed", "seconds"))
-        moments = (rows.column("timestamp").cast(pa.int64()).to_numpy() / 1e6).tolist()
-        best = np.minimum.accumulate(rows.column("seconds").fill_null(math.inf).to_numpy()).tolist()
-        return [
-            HistoryPoint(number, round_, clock, moment, taken, None if math.isinf(so_far) else so_far)
-            for number, (round_, clock, moment, taken, so_far) in enumerate(
-                zip(rounds, elapsed, moments, seconds, best, strict=True), 1
-            )
-        ]
+        names = {"task_name_last": "task_name", "count_all": "trials", "failed_sum": "failures"}
+        names |= {"seconds_min": "best_seconds", "timestamp_last": "last_timestamp"}
+        tasks = [{names.get(name, name): value for name, value in row.items()} for row in sums.to_pylist()]
+        tasks = [{**task, "last_timestamp": task["last_timestamp"] / MICROSECOND} for task in tasks]
+        return sorted(tasks, key=lambda task: [task[name] for name in key])
 
     def check(self) -> StoreCheck:
         """Read every file again, past the cache.

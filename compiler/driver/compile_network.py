@@ -7,9 +7,10 @@ cannot be compiled for a GPU is compiled for the CPU, within the same network.
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from types import MappingProxyType
 
 from retune.compiler.codegen.backend import backend_of, default_steps_of
 from retune.compiler.codegen.build import build_kernel
@@ -75,13 +76,6 @@ BuildKernels = Callable[[Sequence[ChosenProgram]], Sequence[KernelArtifact | Bui
 _TRIED = 5
 """Most records of a kernel that are built where the best one cannot be."""
 
-OtherPrograms = Callable[[str], Iterable[BestProgram]]
-"""The programs of a task, by its workload key, the fastest first."""
-
-
-def _no_others(_: str) -> Iterable[BestProgram]:
-    return ()
-
 
 def build_in_process(programs: Sequence[ChosenProgram]) -> list[KernelArtifact | BuildError]:
     """Build one kernel after the other, here."""
@@ -122,7 +116,7 @@ def compile_graph(
     threads: int = 1,
     cut: Partition | None = None,
     build: BuildKernels = build_in_process,
-    others: OtherPrograms = _no_others,
+    others: Mapping[str, Sequence[BestProgram]] = MappingProxyType({}),
     metadata: Mapping[str, object] | None = None,
     release: bool = False,
 ) -> CompiledNetwork:
@@ -133,9 +127,9 @@ def compile_graph(
     records are used, one warning names the kernels worth tuning that none serves; another one names those of a network
     for a GPU that run on the CPU. `threads` is the number of threads that the network is meant to run on. `cut`
     is the partition, when the caller has it already; its alternatives are those that may serve. A record of `best` that
-    cannot be built makes room for the first of the `others` that can. `metadata` takes the place of the facts that a
-    network which is saved needs; to gather these all constants are read. With `release` the graph loses its constants,
-    so that each is in memory once.
+    cannot be built makes room for the first of the task's `others` that can. `metadata` replaces the facts that a saved
+    network needs; to gather these all constants are read. With `release` the graph loses its constants, so that each is
+    in memory once.
     Raises: DefinitionError or LoweringError when even a default schedule cannot be built.
     """
     cut = cut or partition(graph, target, hardware_of(target, threads), winograd_for(target))
@@ -258,7 +252,7 @@ def _on_cpu(choice: ChosenProgram, threads: int, why: Exception) -> ChosenProgra
 
 
 def _build(
-    choices: list[ChosenProgram], build: BuildKernels, threads: int, others: OtherPrograms
+    choices: list[ChosenProgram], build: BuildKernels, threads: int, others: Mapping[str, Sequence[BestProgram]]
 ) -> tuple[list[ChosenProgram], list[KernelArtifact]]:
     """All kernels, with something else in place of those that cannot be built."""
     final, artifacts = [], []
@@ -270,9 +264,9 @@ def _build(
     return final, artifacts
 
 
-def _next_best(choice: ChosenProgram, others: OtherPrograms) -> Iterator[ChosenProgram]:
+def _next_best(choice: ChosenProgram, others: Mapping[str, Sequence[BestProgram]]) -> Iterator[ChosenProgram]:
     """What may take the place of a record that cannot be built: a few programs, each of which takes a build."""
-    programs = others(choice.task.workload_key) if choice.record_id else ()
+    programs = others.get(choice.task.workload_key, ()) if choice.record_id else ()
     known = (_choose(choice.task, program, True) for program in programs if program.record_id != choice.record_id)
     return islice((alternative for alternative in known if alternative.origin is not ProgramSource.DEFAULT), _TRIED)
 

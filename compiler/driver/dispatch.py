@@ -84,16 +84,11 @@ def _stack() -> "list[DispatchContext]":
 class RecordSource(Protocol):
     """Where measured programs are kept, such as a record store."""
 
-    def tasks(self) -> Sequence["_Placed"]:
-        """Every task that was tried, with the target it was tried on."""
+    def tasks(self) -> Sequence[Mapping[str, Any]]:
+        """Every task that was tried, with the `target` it was tried on."""
 
     def best_per_task(self, target: str | None = None) -> Mapping[str, MeasureRecord]:
         """The fastest program of every task on a target."""
-
-
-class _Placed(Protocol):
-    @property
-    def target(self) -> str: ...
 
 
 Record = str | Path | LoggedTrial | MeasureRecord
@@ -317,7 +312,7 @@ class ApplyHistoryBest(DispatchContext):
 def _trials(records: Records, lines: int | None) -> Iterator[LoggedTrial]:
     """All trials of records in any form."""
     if isinstance(records, RecordSource):
-        for target in sorted({task.target for task in records.tasks()}):
+        for target in sorted({str(task["target"]) for task in records.tasks()}):
             yield from map(from_record, records.best_per_task(target=target).values())
         return
     for source in [records] if isinstance(records, (str, Path)) else records:

@@ -64,13 +64,10 @@ class KernelRow:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
-        """The row of fields as JSON has them, of this version or an earlier one. Raises: TypeError, ValueError."""
+        """The row of fields as JSON has them. Raises: TypeError, ValueError."""
         told = {_RENAMED.get(name, name): value for name, value in row.items() if value is not None}
-        if "origin" not in told:  # a report of an earlier version
-            kind = "transfer" if told.get("transferred") else "guess" if told.get("guessed") else "record"
-            told["origin"] = kind if kind != "record" or told.get("record_id") else "default"
         known = {field.name: told[field.name] for field in fields(cls) if field.name in told}
-        known["origin"], known["failed_rules"] = ProgramSource(told["origin"]), tuple(told.get("failed_rules", ()))
+        known |= {"origin": ProgramSource(told.get("origin", "")), "failed_rules": tuple(told.get("failed_rules", ()))}
         return cls(**known)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Finds what `retune explain` needs of a network or a run: its kernels, their programs, times and records."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from retune.compiler.driver.compile_network import fastest_alternatives
 from retune.compiler.driver.hardware import threads_of
 from retune.compiler.frontend import zoo
 from retune.compiler.graph.partition.partition import with_alternatives
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
@@ -25,7 +26,7 @@ from retune.flows.cli.commands.compile import HOST
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunInfo, RunLedger
 from retune.storage.store_url import Place
-from retune.tasks.find_programs import KnownPrograms, record_scope
+from retune.tasks.find_programs import find_programs, record_scope
 from retune.tasks.report.facts import find_run
 
 
@@ -40,11 +41,11 @@ def _find_run(home: Place, wanted: str) -> RunInfo:
 class KernelExplainer:
     """Explains the kernels of a network with the records of a store."""
 
-    def __init__(self, network: ExtractedNetwork, known: KnownPrograms, home: Place) -> None:
+    def __init__(self, network: ExtractedNetwork, programs: Mapping[str, BestProgram], home: Place) -> None:
         self._network = network
-        self._known = known
+        self._programs = programs
         self._home = home
-        alternatives = fastest_alternatives(network.partition, known.programs)
+        alternatives = fastest_alternatives(network.partition, programs)
         graph, self._cut = with_alternatives(network.graph, network.partition, alternatives)
         self._graph = replace(graph, constants={})  # whose nodes are named, and nothing more
         cut = self._cut
@@ -71,13 +72,13 @@ class KernelExplainer:
             shapes = shapes or tuple(str(asked.get("shapes") or "").split())
         count = threads_of(Target(target or HOST), threads)
         network = extract_network(source, target or HOST, count, shapes, winograd)
-        return cls(network, KnownPrograms.of(network, home, None), home)
+        return cls(network, find_programs(network, home, None)[0], home)
 
     def rows(self) -> list[KernelRow]:
         """Every kernel, those that take most of the network's time first; those without a time last."""
         rows = []
         for name, task in self._tasks.items():
-            program = self._known.programs.get(task.workload_key)
+            program = self._programs.get(task.workload_key)
             source = ProgramSource.RECORD if program and program.record_id else ProgramSource.DEFAULT
             rows.append(
                 KernelRow(
@@ -108,7 +109,7 @@ class KernelExplainer:
     def explain(self, name: str) -> Explanation:
         """One kernel. Takes a second or two, to measure the limits of this machine."""
         task = self._tasks[name]
-        program = self._known.programs.get(task.workload_key)
+        program = self._programs.get(task.workload_key)
         here = task.target == Target.host()
         if here and self._limits is None:
             self._limits = measure_limits(self._network.threads)

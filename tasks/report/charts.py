@@ -7,11 +7,12 @@ time to compare with.
 import math
 from collections.abc import Mapping, Sequence
 
-from retune.compiler.measure.record import DEFAULT_SCHEDULE
+from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureRecord
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.runtime.readable import milliseconds
 from retune.compiler.tune.limits import MachineLimits
-from retune.tasks.report.facts import RunFacts, Trial
+from retune.compiler.tune.tuning import cause_of
+from retune.tasks.report.facts import RunFacts
 from retune.tasks.report.svg import (
     Frame,
     Scale,
@@ -77,10 +78,10 @@ def network_chart(course: Sequence[tuple[float, float]], levels: Mapping[str, fl
     return _sheet("Estimated latency of the network while it was tuned", WIDE, TALL, parts, alone)
 
 
-def task_chart(name: str, trials: Sequence[Trial]) -> str:
+def task_chart(name: str, trials: Sequence[MeasureRecord]) -> str:
     """Every trial of a task in turn, the best so far, and the time of the default schedule among them."""
     timed = [trial for trial in trials if math.isfinite(trial.seconds)]
-    default = min((trial.seconds for trial in trials if trial.origin == DEFAULT_SCHEDULE), default=math.inf)
+    default = min((trial.seconds for trial in trials if trial.mutation == DEFAULT_SCHEDULE), default=math.inf)
     if not timed:
         return ""
     frame = Frame(46, 22, PANEL - 8, PANEL_HEIGHT - 34, "trial", "ms")
@@ -91,10 +92,11 @@ def task_chart(name: str, trials: Sequence[Trial]) -> str:
     for number, trial in enumerate(trials, 1):
         if math.isfinite(trial.seconds):
             best = min(best, trial.seconds)
-            tip = f"trial {number}: {milliseconds(trial.seconds)} ms, {trial.origin}"
+            tip = f"trial {number}: {milliseconds(trial.seconds)} ms, {trial.mutation or 'sampled'}"
             parts.append(circle(x(number), y(trial.seconds * 1e3), 2, TUNED, tip, 0.5))
         else:
-            parts.append(circle(x(number), frame.top, 2.5, "var(--bad)", f"trial {number}: {trial.origin}"))
+            tip = f"trial {number}: {trial.status.name}: {cause_of(trial.error)}"
+            parts.append(circle(x(number), frame.top, 2.5, "var(--bad)", tip))
         if math.isfinite(best):
             course.append((x(number), y(best * 1e3)))
     if math.isfinite(default):

@@ -14,7 +14,7 @@ from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureRecord, MeasureStatus
 from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
 from retune.compiler.tune.limits import MachineLimits
-from retune.compiler.tune.tuning import cause_of, contention_of, typical
+from retune.compiler.tune.tuning import contention_of, typical
 from retune.storage.documents import RunReport
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.reports import read_report
@@ -24,18 +24,10 @@ from retune.storage.store_url import Place
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """One trial of a task: seconds, infinite for a failure, and where the program came from, or why it failed."""
-
-    seconds: float
-    origin: str
-
-
-@dataclass(frozen=True, slots=True)
 class RunFacts:
-    """A run. `latencies` are seconds by contender, `course` the estimated latency by seconds spent, `trials` by task
-    key in the order in which they were made, `failures` how many of them failed. `missing_rounds` have stored records,
-    but no line of their own that can be read.
+    """A run. `latencies` are seconds by contender, `course` the estimated latency by seconds spent, `trials` are the
+    records by task key, in the order in which they were made, `failures` how many of them failed. `missing_rounds` have
+    stored records, but no line of their own that can be read.
     """
 
     info: RunInfo
@@ -45,7 +37,7 @@ class RunFacts:
     kernels: tuple[KernelRow, ...]
     limits: MachineLimits | None
     course: tuple[tuple[float, float], ...]
-    trials: Mapping[str, tuple[Trial, ...]]
+    trials: Mapping[str, tuple[MeasureRecord, ...]]
     failures: int
     versions: str
     contention: float
@@ -110,7 +102,7 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
         kernels=_kernels(report, records, is_complete=info.is_complete),
         limits=MachineLimits(**limits) if (limits := report.get("limits")) else None,
         course=tuple(_course(rounds)),
-        trials={key: tuple(_trial(record) for record in records if record.task_key == key) for key in keys},
+        trials={key: tuple(record for record in records if record.task_key == key) for key in keys},
         failures=sum(record.status is not MeasureStatus.OK for record in records),
         versions=", ".join(sorted({f"Retune {r.engine_version}, {r.llvm_version}" for r in records})),
         contention=report.get("contention", typical(contention_of(records))),
@@ -133,14 +125,8 @@ def _course(rounds: Sequence[Mapping[str, Field]]) -> Iterator[tuple[float, floa
 
 def _kernels(report: RunReport, records: Sequence[MeasureRecord], *, is_complete: bool) -> tuple[KernelRow, ...]:
     """The kernels as reported; of a run without a report, the tasks as far as they were measured."""
-    rows = report.get("tasks") or _unreported(records, is_complete=is_complete)
-    known = {row.task_key for row in rows}
-    # Reports of earlier versions list the kernels that are not worth tuning elsewhere.
-    others = report.get("coverage", {}).get("kernels", [])
-    return (*rows, *(row for row in others if row.task_key not in known))
-
-
-def _unreported(records: Sequence[MeasureRecord], *, is_complete: bool) -> list[KernelRow]:
+    if report.get("tasks"):
+        return tuple(report["tasks"])
     note = "its report is lost" if is_complete else "the run has not come to its end; nothing serves yet"
     rows = []
     for key in dict.fromkeys(record.task_key for record in records):
@@ -152,13 +138,7 @@ def _unreported(records: Sequence[MeasureRecord], *, is_complete: bool) -> list[
             best.task_name, key, trials=len(trials), default_seconds=untuned, best_seconds=best.seconds, note=note
         )
         rows.append(replace(row, origin=ProgramSource.RECORD, record_id=best.record_id) if is_known else row)
-    return rows
-
-
-def _trial(record: MeasureRecord) -> Trial:
-    if record.status is not MeasureStatus.OK:
-        return Trial(math.inf, f"{record.status.name}: {cause_of(record.error)}")
-    return Trial(record.seconds, record.mutation or "sampled")
+    return tuple(rows)
 
 
 def _seconds(value: float | None) -> float:

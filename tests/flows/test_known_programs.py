@@ -1,6 +1,5 @@
 """Which program serves a kernel when nothing is measured: what a run confirmed, or the fastest record."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -18,8 +17,7 @@ from retune.compiler.measure.record import MeasureRecord
 from retune.compiler.tune.extract import ExtractedNetwork, extract_network
 from retune.storage.files import new_id
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.runs import RunLedger
-from retune.tasks.find_programs import KnownPrograms
+from retune.tasks.find_programs import find_programs
 from tests.support.trials import split_by_one
 
 Confirm = Callable[..., None]
@@ -42,40 +40,24 @@ def records(mlp: ExtractedNetwork, tmp_path: Path) -> tuple[MeasureRecord, Measu
     return fast, slow
 
 
-@pytest.fixture(params=["record", "report"])
-def confirm(
-    request: pytest.FixtureRequest, mlp: ExtractedNetwork, tmp_path: Path, records: tuple[MeasureRecord, ...]
-) -> Confirm:
-    """Confirm that a record serves the first task: by a row, or as an earlier version did, by the report of a run."""
+@pytest.fixture
+def confirm(mlp: ExtractedNetwork, tmp_path: Path, records: tuple[MeasureRecord, ...]) -> Confirm:
+    """Confirm that a record serves the first task."""
 
-    def stored(record_id: str, seconds: float, used: bool = True, **scope: Any) -> None:
+    def stored(record_id: str, seconds: float, **scope: Any) -> None:
         place = {"target": str(mlp.target), "device": config.device_name(), "threads": 1, **scope}
-        if request.param == "record":
-            steps, mutation = (records[0].steps, "confirmed") if record_id else ("[]", "confirmed, default")
-            row = replace(records[0], parent_id=record_id, steps=steps, mutation=mutation, costs=(seconds,), **place)
-            ParquetRecordStore(tmp_path).append([replace(row, record_id=new_id(), timestamp=time.time())])
-            return
-        ledger = RunLedger(tmp_path)
-        with ledger.open_or_resume(f"{record_id} {place}", place) as run:
-            key = mlp.tasks[0].workload_key
-            row_ = {"name": "dense", "weight": 1, "flops": 1e6, "trials": 2, "note": "", "task_key": key, "used": used}
-            row_ |= {"default_seconds": 5e-3, "best_seconds": seconds, "record_id": record_id}
-            path = tmp_path / "runs" / run.run_id / "report.json"
-            path.parent.mkdir(parents=True)
-            path.write_text(json.dumps({"tasks": [row_], "coverage": {"kernels": []}}), encoding="utf-8")
-            ledger.complete(run.run_id, {})
+        steps, mutation = (records[0].steps, "confirmed") if record_id else ("[]", "confirmed, default")
+        row = replace(records[0], parent_id=record_id, steps=steps, mutation=mutation, costs=(seconds,), **place)
+        ParquetRecordStore(tmp_path).append([replace(row, record_id=new_id(), timestamp=time.time())])
 
     return stored
 
 
-of_report = pytest.mark.parametrize("confirm", ["report"], indirect=True)
-
-
 def served(mlp: ExtractedNetwork, home: Path) -> tuple[str, float]:
-    known = KnownPrograms.of(mlp, home, None)
+    programs, _ = find_programs(mlp, home, None)
     key = mlp.tasks[0].workload_key
-    assert known.programs.keys() == {key}
-    return known.programs[key].record_id, known.programs[key].seconds
+    assert programs.keys() == {key}
+    return programs[key].record_id, programs[key].seconds
 
 
 Records = Sequence[MeasureRecord]
@@ -86,9 +68,8 @@ def test_the_fastest_record_serves_where_no_run_confirmed_one(mlp: ExtractedNetw
 
 
 def test_all_programs_of_a_task_are_known_the_fastest_first(mlp: ExtractedNetwork, tmp_path: Path) -> None:
-    known = KnownPrograms.of(mlp, tmp_path, None)
-    assert [one.record_id for one in known.others_of(mlp.tasks[0].workload_key)] == ["FAST", "SLOW"]
-    assert list(known.others_of("another")) == []
+    _, others = find_programs(mlp, tmp_path, None)
+    assert [one.record_id for one in others[mlp.tasks[0].workload_key]] == ["FAST", "SLOW"]
 
 
 def test_what_was_faster_than_a_confirmed_program_takes_no_place(
@@ -98,8 +79,8 @@ def test_what_was_faster_than_a_confirmed_program_takes_no_place(
     later = replace(records[0], record_id="LATER", costs=(1.2e-3,), timestamp=time.time() + 60.0)
     hasty = replace(records[0], record_id="HASTY", costs=(3e-3,), censored=True)
     ParquetRecordStore(tmp_path).append([later, hasty])
-    known = KnownPrograms.of(mlp, tmp_path, None)
-    assert [one.record_id for one in known.others_of(mlp.tasks[0].workload_key)] == ["LATER", "SLOW"]
+    _, others = find_programs(mlp, tmp_path, None)
+    assert [one.record_id for one in others[mlp.tasks[0].workload_key]] == ["LATER", "SLOW"]
 
 
 def test_what_a_run_confirmed_last_serves(mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm) -> None:
@@ -128,31 +109,15 @@ def test_runs_elsewhere_confirm_nothing_here(
     assert served(mlp, tmp_path) == ("FAST", 1e-3)
 
 
-@of_report
-def test_the_fastest_record_serves_in_place_of_one_that_is_gone(
-    mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm
-) -> None:
-    confirm("GONE", 2.5e-3)
-    assert served(mlp, tmp_path) == ("FAST", 1e-3)
-
-
 def test_the_default_schedule_serves_where_it_was_confirmed(
     mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm
 ) -> None:
     confirm("", 2.5e-3)
     assert served(mlp, tmp_path) == ("", 2.5e-3)
-    programs = KnownPrograms.of(mlp, tmp_path, None).programs
+    programs, _ = find_programs(mlp, tmp_path, None)
     network = compile_graph(mlp.graph, mlp.target, programs, threads=1, cut=mlp.partition)
     (kernel,) = (one for one in network.coverage if one.task_key == mlp.tasks[0].workload_key)
     assert (kernel.record_id, str(kernel.origin)) == ("", "default")
-
-
-@of_report
-def test_a_way_that_lost_to_another_one_is_never_the_fastest(
-    mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm
-) -> None:
-    confirm("", 2.5e-3, used=False)
-    assert served(mlp, tmp_path) == ("FAST", math.inf)
 
 
 def test_a_way_of_a_layer_that_a_run_did_not_confirm_is_never_the_fastest(
@@ -164,6 +129,6 @@ def test_a_way_of_a_layer_that_a_run_did_not_confirm_is_never_the_fastest(
     confirm("SLOW", 2e-3)
     layered = copy(mlp)
     layered.layers = (0, 0, *mlp.layers[2:])
-    programs = KnownPrograms.of(layered, tmp_path, None).programs
+    programs, _ = find_programs(layered, tmp_path, None)
     assert (programs[other].record_id, programs[other].seconds) == ("OTHER", math.inf)
     assert programs[mlp.tasks[0].workload_key].seconds == 2e-3

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
-from retune.storage.base import HistoryPoint, RecordStore, Selection, TaskSummary
+from retune.storage.base import RecordStore, Selection
 from retune.storage.codec import canonical, from_table, to_table
 
 
@@ -25,7 +26,7 @@ class MemoryRecordStore(RecordStore):
 
     def tasks(
         self, target: str | None = None, device: str | None = None, threads: int | None = None
-    ) -> list[TaskSummary]:
+    ) -> list[dict[str, Any]]:
         """See `RecordStore.tasks`."""
         groups: dict[tuple[str, str, int, str], list[MeasureRecord]] = {}
         for record in self.records(target=target, device=device, threads=threads):
@@ -33,38 +34,13 @@ class MemoryRecordStore(RecordStore):
             groups.setdefault(key, []).append(record)
         return [_summary(groups[key]) for key in sorted(groups)]
 
-    def history(
-        self,
-        task_key: str,
-        target: str | None = None,
-        device: str | None = None,
-        run_id: str | None = None,
-        threads: int | None = None,
-    ) -> list[HistoryPoint]:
-        """See `RecordStore.history`."""
-        points: list[HistoryPoint] = []
-        best = math.inf
-        for number, record in enumerate(self.records(task_key, target, device, run_id, threads), 1):
-            best = min(best, record.seconds)
-            moment = (record.round, record.elapsed, record.timestamp)
-            points.append(HistoryPoint(number, *moment, _or_none(record.seconds), _or_none(best)))
-        return points
 
-
-def _summary(records: Sequence[MeasureRecord]) -> TaskSummary:
-    last = records[-1]
-    return TaskSummary(
-        task_key=last.task_key,
-        task_name=last.task_name,
-        target=last.target,
-        device=last.device,
-        threads=last.threads,
-        trials=len(records),
-        failures=sum(r.status is not MeasureStatus.OK for r in records),
-        best_seconds=_or_none(min(r.seconds for r in records)),
-        last_timestamp=last.timestamp,
-    )
-
-
-def _or_none(seconds: float) -> float | None:
-    return seconds if math.isfinite(seconds) else None
+def _summary(records: Sequence[MeasureRecord]) -> dict[str, Any]:
+    last, best = records[-1], min(record.seconds for record in records)
+    return {
+        **{name: getattr(last, name) for name in ("task_key", "task_name", "target", "device", "threads")},
+        "trials": len(records),
+        "failures": sum(record.status is not MeasureStatus.OK for record in records),
+        "best_seconds": best if math.isfinite(best) else None,
+        "last_timestamp": last.timestamp,
+    }

@@ -26,7 +26,7 @@ from retune.compiler.tune.operators import label_of
 from retune.flows.cli.commands.arguments import Network, Shapes, Store, home_of, option_of
 from retune.flows.cli.commands.output import Json, Output, Quiet
 from retune.flows.parameters import add_options
-from retune.tasks.find_programs import KnownPrograms, threads_of_records
+from retune.tasks.find_programs import find_programs, threads_of_records
 
 HOST = "llvm"
 """The target of this machine."""
@@ -64,15 +64,15 @@ def compile_network(
     require_writable(path)
     extracted = extract_network(network, str(machine), threads, tuple(shape or ()), options.winograd)
     with ApplyHistoryBest(list(log or ())), telling_nothing():
-        known = KnownPrograms.of(extracted, home_of(store), gpu)
+        best, others = find_programs(extracted, home_of(store), gpu)
         compiled = compile_graph(
             extracted.graph,
             extracted.target,
-            known.programs,
+            best,
             threads=extracted.threads,
             cut=extracted.partition,
             build=build_in_parallel,
-            others=known.others_of,
+            others=others,
         )
     Library(compiled).export_library(path)
     coverage = CoverageReport.of(compiled.coverage)

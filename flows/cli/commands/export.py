@@ -39,7 +39,7 @@ from retune.flows.cli.commands.compile import HOST, coverage_fields
 from retune.flows.cli.commands.output import Json, Output, Quiet
 from retune.flows.parameters import add_options
 from retune.storage.store_url import Place
-from retune.tasks.find_programs import KnownPrograms
+from retune.tasks.find_programs import find_programs
 
 
 def export(
@@ -108,9 +108,8 @@ def _compile_parts(
     for graph in offloaded.parts:
         part = extract_part(network, graph, Target(options.target or HOST), count, options.winograd, names)
         with telling_nothing():
-            known = KnownPrograms.of(part, home, None)
-            about = part.graph, part.target, known.programs
-            cut, others = part.partition, known.others_of
+            best, others = find_programs(part, home, None)
+            about, cut = (part.graph, part.target, best), part.partition
             networks.append(compile_graph(*about, threads=count, cut=cut, build=build_in_parallel, others=others))
     return offloaded, networks
 

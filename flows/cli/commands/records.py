@@ -34,7 +34,7 @@ _IMPORTED_AT_ONCE = 10_000
 def records_list(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
     """List every task that was ever tuned: its trials, failures and best time."""
     Output(as_json, quiet).table(
-        [asdict(task) for task in _records(store).tasks()],
+        _records(store).tasks(),
         (
             Column("task", lambda row: row["task_name"]),
             Column("threads", lambda row: row["threads"]),
@@ -104,7 +104,8 @@ def records_import(
     records = [to_record(trial, device_name) for trial in read_log(log)]
     into = _records(store)
     # A log has no names for people: tasks that are known keep theirs.
-    names = {task.task_key: task.task_name for task in into.tasks() if task.task_name not in task.task_key}
+    tasks_known = ((task["task_key"], task["task_name"]) for task in into.tasks())
+    names = {key: name for key, name in tasks_known if name not in key}
     named = [replace(record, task_name=names.get(record.task_key, record.task_name)) for record in records]
     fresh = _without_known(named, into)
     added = sum(into.add(fresh[at : at + _IMPORTED_AT_ONCE]) for at in range(0, len(fresh), _IMPORTED_AT_ONCE))

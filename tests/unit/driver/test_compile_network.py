@@ -228,16 +228,10 @@ def test_the_next_best_record_takes_the_place_of_one_that_cannot_be_built() -> N
     broken = dump_steps([Split(99, 0, 4, (2,))])
     texts = {"record-1": broken, "worse": "no steps at all", "bad": broken, "good": dump_steps(_tiled(first))}
     slower = [known(text, name) for name, text in texts.items()]
-    asked: list[str] = []
-
-    def others(key: str) -> list[BestProgram]:
-        asked.append(key)
-        return slower
-
-    network = compile_graph(graph, TARGET, {first.workload_key: slower[0]}, others=others)
+    key = first.workload_key
+    network = compile_graph(graph, TARGET, {key: slower[0]}, others={key: slower, "another": []})
     assert network.coverage[0].record_id == "good"
     assert "record bad cannot be built" in network.coverage[0].note
-    assert asked == [first.workload_key]
     inputs = _random(graph)
     _assert_close(_outputs(network, inputs), evaluate(graph, inputs))
 
@@ -254,7 +248,8 @@ def test_only_a_few_records_are_tried_in_place_of_one_that_cannot_be_built() -> 
             tried.append(batch[0].record_id or "")
         return build_in_process(batch)
 
-    network = compile_graph(graph, TARGET, {first.workload_key: many[7]}, build=counting, others=lambda _: many)
+    key = first.workload_key
+    network = compile_graph(graph, TARGET, {key: many[7]}, build=counting, others={key: many})
     assert network.coverage[0].record_id == ""
     assert [one for one in tried if one] == [f"record-{number}" for number in range(5)]
 

@@ -112,8 +112,8 @@ class Kept:
     def __init__(self, trials: Sequence[LoggedTrial]) -> None:
         self.records = [to_record(each, "host") for each in trials]
 
-    def tasks(self) -> list[MeasureRecord]:
-        return self.records
+    def tasks(self) -> list[dict[str, str]]:
+        return [{"target": record.target} for record in self.records]
 
     def best_per_task(self, target: str | None = None) -> dict[str, MeasureRecord]:
         best: dict[str, MeasureRecord] = {}

@@ -1,7 +1,6 @@
 """Rows of kernels as JSON, of this version and of the one before it."""
 
 import json
-import math
 
 import pytest
 
@@ -21,18 +20,9 @@ def test_a_kernel_of_a_network_of_the_version_before_is_read() -> None:
     assert row == KernelRow("conv", "key", 2, 2e9, origin=ProgramSource.GUESS, note="why")
 
 
-@pytest.mark.parametrize(
-    ("told", "origin"),
-    [
-        ({"record_id": "R", "guessed": False, "transferred": False}, "record"),
-        ({"record_id": "R", "guessed": True, "transferred": False}, "guess"),
-        ({"record_id": "R", "guessed": True, "transferred": True}, "transfer"),
-        ({"record_id": "", "guessed": False}, "default"),
-    ],
-)
-def test_a_row_of_a_report_of_the_version_before_is_read(told: dict[str, object], origin: str) -> None:
-    row = KernelRow.of({"name": "conv", "task_key": "key", "best_seconds": None, **told})
-    assert (row.origin, row.best_seconds) == (origin, math.inf)
+def test_a_row_without_a_known_origin_is_refused() -> None:
+    with pytest.raises(ValueError, match="ProgramSource"):
+        KernelRow.of({"name": "conv", "task_key": "key"})
 
 
 def test_a_table_begins_with_what_takes_most_time() -> None:

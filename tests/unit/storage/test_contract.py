@@ -8,7 +8,7 @@ import pytest
 
 from retune.compiler.core.errors import SchemaError, StoreError
 from retune.compiler.measure.record import SCHEMA_VERSION
-from retune.storage.base import HistoryPoint, RecordStore
+from retune.storage.base import RecordStore
 from retune.storage.files import new_id
 from retune.storage.parquet import ParquetRecordStore
 from tests.support.memory_store import MemoryRecordStore
@@ -49,7 +49,6 @@ class TestRecordStoreContract:
         assert store.best("w0") is None
         assert store.best_per_task() == {}
         assert store.tasks() == []
-        assert store.history("w0") == []
 
     def test_records_come_back_equal(self, store: RecordStore) -> None:
         records = [timed("w0", 1e-3, timestamp=1.75e9), failed("w0", timestamp=1.75e9 + 1e-6, predicted=None)]
@@ -62,8 +61,7 @@ class TestRecordStoreContract:
         store.append([confirmed, trial])
         assert store.records("w0") == [trial]
         assert store.records("w0", confirmations=True) == sorted([trial, confirmed], key=lambda one: one.record_id)
-        assert [task.trials for task in store.tasks()] == [1]
-        assert len(store.history("w0")) == 1
+        assert [task["trials"] for task in store.tasks()] == [1]
 
     def test_the_order_is_that_of_time_round_and_id(self, store: RecordStore) -> None:
         first = timed("w1", 1.0, timestamp=1.0, round=1)
@@ -93,7 +91,7 @@ class TestRecordStoreContract:
         store.append([record, record])
         store.append([record])
         assert store.records() == [record]
-        assert store.tasks()[0].trials == 1
+        assert store.tasks()[0]["trials"] == 1
 
     def test_appending_nothing_is_fine(self, store: RecordStore) -> None:
         store.append([])
@@ -144,23 +142,10 @@ class TestRecordStoreContract:
 
     def test_tasks_are_summed_up(self, store: RecordStore) -> None:
         store.append([timed("w1", 2e-3), failed("w1", timestamp=1.8e9), failed("w0")])
-        first, second = store.tasks()
-        assert (first.task_key, first.trials, first.failures, first.best_seconds) == ("w0", 1, 1, None)
-        assert (second.task_key, second.trials, second.failures, second.best_seconds) == ("w1", 2, 1, 2e-3)
-        assert second.last_timestamp == 1.8e9
-
-    def test_history_carries_the_best_so_far(self, store: RecordStore) -> None:
-        costs = [None, 3e-3, 4e-3, 1e-3]
-        store.append(
-            [
-                failed("w0", timestamp=float(i)) if c is None else timed("w0", c, timestamp=float(i))
-                for i, c in enumerate(costs)
-            ]
-        )
-        points = store.history("w0")
-        assert [point.seconds for point in points] == costs
-        assert [point.best_seconds for point in points] == [None, 3e-3, 3e-3, 1e-3]
-        assert points[0] == HistoryPoint(1, 0, 1.0, 0.0, None, None)
+        names = ("task_key", "trials", "failures", "best_seconds")
+        figures = [tuple(task[name] for name in names) for task in store.tasks()]
+        assert figures == [("w0", 1, 1, None), ("w1", 2, 1, 2e-3)]
+        assert store.tasks()[1]["last_timestamp"] == 1.8e9
 
     @pytest.mark.parametrize("cost", [float("inf"), float("nan"), 0.0, -1.0, 1e400])
     def test_no_magic_cost_is_stored(self, store: RecordStore, cost: float) -> None:

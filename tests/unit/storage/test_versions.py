@@ -79,7 +79,7 @@ def test_it_is_read_as_what_was_meant(golden_store: tuple[int, Path]) -> None:
     assert store.records() == expected(version)
     assert store.best(TASK) == expected(version)[0]
     (summary,) = store.tasks()
-    assert (summary.trials, summary.failures, summary.best_seconds) == (4, 2, 0.001)
+    assert (summary["trials"], summary["failures"], summary["best_seconds"]) == (4, 2, 0.001)
     assert store.check().rows == 4
 
 

@@ -20,8 +20,9 @@ from retune.tasks.report.charts import (
     roofline_chart,
     task_chart,
 )
-from retune.tasks.report.facts import RunFacts, Trial, facts_of, find_run
+from retune.tasks.report.facts import RunFacts, facts_of, find_run
 from retune.tasks.report.page import SECTIONS, page
+from tests.support.record_samples import failed, timed
 from tests.support.stored_runs import HOSTILE, finished_run, interrupted_run
 
 VOID = {"meta", "link", "br", "img", "rect", "circle", "polyline"}
@@ -184,7 +185,7 @@ def test_lost_lines_of_rounds_are_counted_by_the_records(lines: int, said: str, 
 def test_charts_without_figures_are_empty() -> None:
     assert latency_chart({"tuned": math.inf}) == ""
     assert network_chart([(1.0, 0.1)], {}) == ""
-    assert task_chart("x", [Trial(math.inf, "failed")]) == ""
+    assert task_chart("x", [failed("x")]) == ""
     assert roofline_chart([], None) == ""
 
 
@@ -204,7 +205,7 @@ def test_the_page_counts_default_schedules_as_the_command_line_does(finished: Ru
 
 
 def test_the_line_of_the_untuned_program_is_the_one_that_the_search_timed() -> None:
-    trials = [Trial(4e-3, "default"), Trial(1e-3, "tile")]
+    trials = [replace(timed("x", 4e-3), mutation="default"), timed("x", 1e-3)]
     assert UNTUNED in task_chart("x", trials)
     assert UNTUNED not in task_chart("x", trials[1:])
 
