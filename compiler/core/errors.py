@@ -1,36 +1,5 @@
 """Exception classes of Retune. Every error that a user can cause derives from `RetuneError`.
 
-    RetuneError
-    ├── DefinitionError          a tensor expression or compute graph is malformed
-    ├── WorkloadError            a workload key or registration is wrong
-    │   ├── DuplicateWorkloadError   the name is taken (also a RuntimeError)
-    │   ├── UnregisteredWorkloadError no key can be made of this function or argument (also a ValueError)
-    │   └── UnknownWorkloadError     no registered workload has this key (also a KeyError)
-    ├── RegistryError            a function that kernels call is not registered, or its name is taken (a ValueError)
-    ├── ScheduleError            a transform step does not fit the state it is applied to
-    ├── LoweringError            a schedule cannot be turned into code within the target's limits
-    ├── KernelFaultError         threads of a kernel race, access invalid memory, or miss a barrier
-    ├── TargetError              the target names no machine Retune can compile for (also a ValueError)
-    ├── ModelError               a network cannot be imported (also a RuntimeError)
-    │   ├── ModelFormatError         the file is missing, unreadable or not ONNX
-    │   ├── UnsupportedOperatorError an operator or attribute has no conversion
-    │   │   └── UnknownValueError        an operand must be known at compile time and depends on an input
-    │   └── DynamicShapeError        a dimension is not a number
-    ├── ShapeMismatchError       an array does not fit what a network says of its input (also a ValueError)
-    ├── StoreError               the record store cannot be used
-    │   ├── SchemaError              a file was written by a newer version
-    │   └── CorruptRecordError       a file cannot be read back
-    ├── LogFormatError           a tuning log in TVM's form cannot be read or written (also a RuntimeError)
-    ├── NoRecordError            no record serves the workload (also a RuntimeError)
-    ├── NotYetError              the feature is specified but not implemented yet (also a NotImplementedError)
-    ├── ArtifactError            a compiled network, a module or an array cannot be saved, loaded or called
-    ├── MachineError             the virtual machine cannot continue (also a RuntimeError)
-    ├── MismatchError            two values differ in structure (also a ValueError)
-    ├── ServerError              the Prefect server cannot be reached
-    ├── MeasureError             the measuring infrastructure itself failed (never a candidate)
-    └── OptionError              an option has a value that makes no sense (also a ValueError)
-        └── PassOptionError          a pass context has no such option, or not of that type (also an AttributeError)
-
 A failed *candidate* is not an exception but a value: see `retune.compiler.measure.record.MeasureStatus`.
 """
 
@@ -109,10 +78,6 @@ class DeviceLimitError(LoweringError):
     # An exception is pickled by its `args`, which lack `limit`: without this it could not cross to another process.
     def __reduce__(self) -> tuple[type["DeviceLimitError"], tuple[str, str]]:
         return type(self), (str(self), self.limit)
-
-
-class KernelFaultError(RetuneError):
-    """Threads of a kernel race, access invalid or uninitialized memory, or do not all reach a barrier."""
 
 
 class TargetError(RetuneError, ValueError):

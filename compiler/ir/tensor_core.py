@@ -121,12 +121,6 @@ HALF_STEP = 1 << 12
 """Half of the last bit that tf32 keeps of a float32, as an integer: adding it before truncation rounds."""
 
 
-def sum_position(lane: Number, element: int) -> tuple[Number, Number]:
-    """(row, column) of the `element`-th sum in `lane`."""
-    # PTX ISA, accumulators of mma.m16n8: two columns of the upper eight rows, then of the lower.
-    return lane // 4 + MATRIX * (element // 2), lane % 4 * 2 + element % 2
-
-
 Exprs = tuple[Expr, ...]
 
 

@@ -52,45 +52,6 @@ def _matched_axes(op: ComputeOp, indices: tuple[Expr, ...]) -> list[int] | None:
 
 
 @cached_on_dag
-def num_common_outer_iterators(dag: ComputeDAG, op_id: int, target: int) -> int:
-    """The number of outer loops that an operation and a direct or indirect reader can share.
-
-    Between an operation and its reader: the leading dimensions of equal extent in which every read is at the reader's
-    own point, shifted at most. Along a chain the least of these, over all chains; 0 when `target` is not reached.
-    """
-    if op_id == target:
-        return len(dag.ops[op_id].shape)
-    chains = [
-        min(_shared_dimensions(dag, op_id, reader), num_common_outer_iterators(dag, reader, target))
-        for reader in dag.readers[op_id]
-        if reader == target or target in _behind(dag, reader)
-    ]
-    return min(chains, default=0)
-
-
-@cached_on_dag
-def _behind(dag: ComputeDAG, op_id: int) -> frozenset[int]:
-    """All operations that read `op_id`, directly or through others."""
-    behind: set[int] = set()
-    for reader in dag.readers[op_id]:
-        behind |= {reader} | _behind(dag, reader)
-    return frozenset(behind)
-
-
-def _shared_dimensions(dag: ComputeDAG, producer: int, reader: int) -> int:
-    op = dag.ops[reader]
-    reads = [indices for source, indices in dag.reads[reader] if source == producer]
-    if not isinstance(op, ComputeOp):
-        return 0
-    count = 0
-    for dim, (axis, extent) in enumerate(zip(op.axes, dag.ops[producer].shape, strict=False)):
-        if axis.extent != extent or not all(is_shifted_axis(indices[dim], axis) for indices in reads):
-            break
-        count += 1
-    return count
-
-
-@cached_on_dag
 def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
     """Whether every read is a plain read in axis order, and the body is cheap and without a branch; or the operation
     looks up tables, whose reads in loop order stay few, or only moves elements.

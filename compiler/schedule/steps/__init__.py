@@ -40,26 +40,7 @@ from retune.compiler.schedule.steps.stages import CacheRead, CacheWrite, Rfactor
 from retune.compiler.schedule.steps.tensor_core import AsMatmul, Pipeline
 
 __all__ = [
-    "Annotate",
-    "AsMatmul",
-    "CacheRead",
-    "CacheWrite",
-    "ComputeAt",
-    "ComputeInline",
-    "ComputeRoot",
-    "FollowFusedSplit",
-    "FollowSplit",
-    "Fuse",
-    "Pipeline",
-    "Pragma",
-    "Reorder",
-    "Rfactor",
-    "Split",
-    "Step",
-    "StorageAlign",
-    "dump_steps",
-    "load_steps",
-    "split_loop",
-    "step_from_row",
-    "steps_of",
-]
+    "Annotate", "AsMatmul", "CacheRead", "CacheWrite", "ComputeAt", "ComputeInline", "ComputeRoot",
+    "FollowFusedSplit", "FollowSplit", "Fuse", "Pipeline", "Pragma", "Reorder", "Rfactor", "Split", "Step",
+    "StorageAlign", "dump_steps", "load_steps", "split_loop", "step_from_row", "steps_of",
+]  # fmt: skip

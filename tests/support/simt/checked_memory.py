@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retune.compiler.core.errors import KernelFaultError
 from retune.compiler.ir.expr import Buffer
 from retune.compiler.ir.stmt import Allocate, Block, For, Stmt, lines_of
+from tests.support.simt.fault import KernelFaultError
 from tests.support.simt.tags import Conflict, Numbers, Tags
 
 Array = NDArray[Any]

@@ -31,12 +31,11 @@ from retune.compiler.ir.tensor_core import (
     WaitGroup,
     WarpgroupMma,
     WarpgroupWait,
-    sum_position,
 )
 from tests.support.simt.checked_memory import Array, Memory, Place
 from tests.support.simt.sides import Side
 from tests.support.simt.tags import Numbers
-from tests.support.simt.warpgroups import Warpgroups
+from tests.support.simt.warpgroups import Warpgroups, sum_position
 
 _LANES = np.arange(WARP)
 

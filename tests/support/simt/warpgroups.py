@@ -15,12 +15,12 @@ from retune.compiler.ir.tensor_core import (
     GROUP,
     GROUP_ROWS,
     GROUP_WARPS,
+    MATRIX,
     SUM_ELEMENTS,
     WARP,
     GroupLayout,
     WarpgroupMma,
     WarpgroupWait,
-    sum_position,
 )
 from tests.support.simt.checked_memory import Array, Memory, Place
 from tests.support.simt.sides import Side
@@ -28,6 +28,12 @@ from tests.support.simt.tags import Numbers
 
 _ENDS = (0, GROUP - 1)
 """Threads that stand for a warpgroup where it reads: one of them differs from whichever thread has written."""
+
+
+def sum_position(lane: int, element: int) -> tuple[int, int]:
+    """(row, column) of the `element`-th sum in `lane`."""
+    # PTX ISA, accumulators of mma.m16n8: two columns of the upper eight rows, then of the lower.
+    return lane // 4 + MATRIX * (element // 2), lane % 4 * 2 + element % 2
 
 
 @dataclass(frozen=True, slots=True)

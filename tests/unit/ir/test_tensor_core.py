@@ -3,9 +3,10 @@
 import pytest
 
 from retune.compiler.ir.expr import Expr, Var, const
-from retune.compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, ROWS, SUM_ELEMENTS, WARP, AsyncCopy, sum_position
+from retune.compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, ROWS, SUM_ELEMENTS, WARP, AsyncCopy
 from retune.compiler.ir.visit import substitute
 from tests.support.gpu_buffers import S, X
+from tests.support.simt.warpgroups import sum_position
 
 
 @pytest.mark.parametrize("kind", INSTRUCTIONS)

@@ -14,7 +14,6 @@ from retune.compiler.schedule.access import (
     is_shifted_axis,
     is_strictly_inlineable,
     needs_multi_level_tiling,
-    num_common_outer_iterators,
     producers,
     single_consumer,
 )
@@ -129,26 +128,6 @@ def test_elementwise_match_follows_chains() -> None:
     twice = [te.compute((8, 8), lambda i, j: c[i, j], name) for name in "PQ"]
     graph = ComputeDAG([A, *twice])
     assert not elementwise_match(graph, graph.id_of(c), graph.id_of(twice[0]))  # two readers
-
-
-def test_common_outer_iterators() -> None:
-    k, q = k8(), te.reduce_axis(8, "q")
-    c = te.compute((8, 8), lambda i, j: te.sum(A[i, k] * B[k, j], k), "C")
-    d = te.compute((8, 8), lambda i, j: c[i, j] + 1.0, "D")
-    e = te.compute((8, 8), lambda i, j: te.sum(d[i, q] * B[q, j], q), "E")
-    f = te.compute((6, 8), lambda i, j: c[i + 2, j], "F")
-    dag = ComputeDAG([A, B, e, f])
-    number = {tensor.name: dag.id_of(tensor) for tensor in (c, d, e, f)}
-    common = {
-        (first, last): num_common_outer_iterators(dag, number[first], number[last])
-        for first, last in ("CC", "CD", "DE", "CE", "CF", "EC")
-    }
-    assert common == {
-        ("C", "C"): 2, ("C", "D"): 2, ("D", "E"): 1, ("C", "E"): 1, ("C", "F"): 0, ("E", "C"): 0,
-    }  # fmt: skip
-    shifted = te.compute((8, 8), lambda i, j: te.if_then_else(i > 0, d[i - 1, j], d[i, 7 - j]), "G")
-    graph = ComputeDAG([A, B, shifted])
-    assert num_common_outer_iterators(graph, graph.id_of(d), graph.id_of(shifted)) == 1
 
 
 def test_consumers_and_producers_look_through_inlined_stages() -> None:

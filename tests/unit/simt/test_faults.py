@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retune.compiler.core.errors import DefinitionError, KernelFaultError
+from retune.compiler.core.errors import DefinitionError
 from retune.compiler.core.gpu_facts import STATIC_SHARED
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, const, select
 from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
@@ -29,6 +29,7 @@ from retune.compiler.lower.gpu.barriers import insert_barriers
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from tests.support.simt import vectors
 from tests.support.simt.execute import execute
+from tests.support.simt.fault import KernelFaultError
 from tests.support.small_computations import fetched_product
 from tests.support.workloads import GPU
 

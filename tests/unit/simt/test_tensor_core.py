@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from retune.compiler.core.errors import KernelFaultError
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, cast, const
 from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from retune.compiler.ir.stmt import (
@@ -24,6 +23,7 @@ from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, M
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of
 from tests.support.simt.execute import execute
+from tests.support.simt.fault import KernelFaultError
 from tests.support.tensor_core_products import (
     PRODUCTS,
     broken,

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from retune.compiler.core.errors import KernelFaultError
 from retune.compiler.ir.expr import Load
 from retune.compiler.ir.kernel import INDICES, DeviceFunction
 from retune.compiler.ir.stmt import Barrier, If, LoopKind, Stmt, Store, block
 from retune.compiler.ir.tensor_core import ProxyFence, WarpgroupMma, WarpgroupWait
 from retune.compiler.schedule.dag import ComputeDAG
 from tests.support.simt.execute import execute
+from tests.support.simt.fault import KernelFaultError
 from tests.support.tensor_core_products import (
     WARPGROUP_GPU,
     WARPGROUPS,
