@@ -121,7 +121,7 @@ def redirect(stmt: Stmt, rule: Callable[[Buffer, Exprs], tuple[Buffer, Exprs] | 
             access = rule(getattr(node, buffer), getattr(node, indices))
             if access is not None:
                 changes.update(zip((buffer, indices), access, strict=True))
-        return replace(node, **changes) if changes else None
+        return replace(node, **changes) if changes else None  # type: ignore[type-var] # with fields, all are dataclasses
 
     # Loads first: the results of `rule` are final, and loads in them are not redirected again.
     return map_stmt(map_exprs(stmt, lambda expr: replace_nodes(expr, Load, on_load)), on_stmt)

@@ -21,7 +21,7 @@ from retune.compiler.core.errors import LoweringError
 from retune.compiler.core.packing import Packing
 from retune.compiler.ir.expr import Buffer, Const, Expr, Var
 from retune.compiler.ir.interval import Ranges
-from retune.compiler.ir.tensor_core import TENSOR_STMTS, TensorStmt
+from retune.compiler.ir.tensor_core import TensorStmt
 from retune.compiler.ir.tensor_core import Together as Together
 
 
@@ -131,7 +131,7 @@ class Shuffle(Together):
 
 
 Stmt = For | Let | If | Store | Allocate | Block | Invoke | Barrier | Shuffle | TensorStmt
-LEAVES = (Store, Invoke, Barrier, Shuffle, *TENSOR_STMTS)
+LEAVES = (Store, Invoke, Together)
 """Statements without statements inside."""
 
 
@@ -191,7 +191,7 @@ def lines_of(stmt: Stmt, depth: int) -> Iterator[str]:
             target = f"{stmt.buffer}[{', '.join(map(str, stmt.indices))}]"
             source = "the first" if stmt.distance is None else f"{stmt.distance} further"
             yield f"{pad}{target} = shuffle {stmt.value} of {source} in {stmt.width}"
-        case _ if isinstance(stmt, TENSOR_STMTS):
+        case TensorStmt():
             yield f"{pad}{stmt}"
         case Block():
             for inner in stmt.statements:
@@ -271,7 +271,7 @@ def map_own(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
             value, indices = rule(stmt.value), tuple(map(rule, stmt.indices))
             same = value is stmt.value and all(new is old for new, old in zip(indices, stmt.indices, strict=True))
             return stmt if same else replace(stmt, indices=indices, value=value)
-        case _ if isinstance(stmt, TENSOR_STMTS):
+        case TensorStmt():
             return stmt.mapped(rule)
     return stmt
 
@@ -291,7 +291,7 @@ def exprs_of(stmt: Stmt) -> Iterator[Expr]:
         case Store() | Shuffle():
             yield from stmt.indices
             yield stmt.value
-        case _ if isinstance(stmt, TENSOR_STMTS):
+        case TensorStmt():
             yield from stmt.exprs()
 
 

@@ -130,75 +130,92 @@ class Together:
     __slots__ = ()
 
 
+class TensorStmt(Together):
+    """A statement of this module."""
+
+    __slots__ = ()
+
+    def exprs(self) -> Iterator[Expr]:
+        """The expressions of the statement; none unless a class has some."""
+        yield from ()
+
+    def mapped(self, rule: Callable[[Expr], Expr]) -> Self:  # noqa: ARG002
+        """The statement with `rule` applied to its expressions."""
+        return self
+
+
 @dataclass(frozen=True, slots=True)
-class AsyncCopy(Together):
-    """Start to copy `count` neighboring elements of global memory; where `condition` fails nothing is read and zeros
-    are copied. The thread sees the copy after a wait, other threads after a barrier after that. Copies of 16 bytes
-    bypass the first-level cache.
-    """
+class Transfer(TensorStmt):
+    """Moves elements; the indices are those of the first element on either side."""
 
     target: Buffer
     indices: Exprs
     source: Buffer
     source_indices: Exprs
+
+    def exprs(self) -> Iterator[Expr]:
+        yield from (*self.indices, *self.source_indices)
+
+    def mapped(self, rule: Callable[[Expr], Expr]) -> Self:
+        targets, sources = tuple(map(rule, self.indices)), tuple(map(rule, self.source_indices))
+        return replace(self, indices=targets, source_indices=sources)
+
+    def side_texts(self) -> tuple[str, str]:
+        """The first elements of target and source, as text."""
+        return (
+            f"{self.target}[{', '.join(map(str, self.indices))}]",
+            f"{self.source}[{', '.join(map(str, self.source_indices))}]",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncCopy(Transfer):
+    """Start to copy `count` neighboring elements of global memory; where `condition` fails nothing is read and zeros
+    are copied. The thread sees the copy after a wait, other threads after a barrier after that. Copies of 16 bytes
+    bypass the first-level cache.
+    """
+
     count: int
     condition: Expr = ALWAYS
 
     def exprs(self) -> Iterator[Expr]:
         yield from (*self.indices, *self.source_indices, self.condition)
 
-    def mapped(self, rule: Callable[[Expr], Expr]) -> "AsyncCopy":
-        targets, sources = tuple(map(rule, self.indices)), tuple(map(rule, self.source_indices))
-        return replace(self, indices=targets, source_indices=sources, condition=rule(self.condition))
+    def mapped(self, rule: Callable[[Expr], Expr]) -> Self:
+        return replace(Transfer.mapped(self, rule), condition=rule(self.condition))
 
     def __str__(self) -> str:
-        source = f"{self.source}[{', '.join(map(str, self.source_indices))}]"
-        start = f"copy {self.target}[{', '.join(map(str, self.indices))}] = {source} by {self.count}"
+        target, source = self.side_texts()
+        start = f"copy {target} = {source} by {self.count}"
         return start if self.condition == ALWAYS else f"{start} where {self.condition}"
 
 
 @dataclass(frozen=True, slots=True)
-class CommitGroup(Together):
+class CommitGroup(TensorStmt):
     """The copies that the thread has started since the last one become a group; it may be empty."""
-
-    def exprs(self) -> Iterator[Expr]:
-        yield from ()
-
-    def mapped(self, rule: Callable[[Expr], Expr]) -> "CommitGroup":  # noqa: ARG002
-        return self
 
     def __str__(self) -> str:
         return "commit copies"
 
 
 @dataclass(frozen=True, slots=True)
-class WaitGroup(Together):
+class WaitGroup(TensorStmt):
     """The thread goes on when at most `pending` of its groups, the youngest, are under way."""
 
     pending: int
-
-    def exprs(self) -> Iterator[Expr]:
-        yield from ()
-
-    def mapped(self, rule: Callable[[Expr], Expr]) -> "WaitGroup":  # noqa: ARG002
-        return self
 
     def __str__(self) -> str:
         return f"wait for copies but {self.pending}"
 
 
 @dataclass(frozen=True, slots=True)
-class LoadMatrix(Together):
+class LoadMatrix(Transfer):
     """Load `count` (1, 2 or 4) matrices of 8 rows of 16 bytes: 8 × 8 halves or 8 × 4 float32. Lane n gives the first
     element of row n % 8 of matrix n // 8. Of matrix q of halves it gets row n // 4, columns n % 4 * 2 and the next, as
     elements 2q and 2q + 1 from `indices` on; if `transposed`, rows and columns are swapped. Of float32 it gets row n //
     4, column n % 4 as element q; only halves can be transposed.
     """
 
-    target: Buffer
-    indices: Exprs
-    source: Buffer
-    source_indices: Exprs
     count: int
     transposed: bool
 
@@ -210,22 +227,14 @@ class LoadMatrix(Together):
     def lane_elements(self) -> int:
         return REGISTER_BYTES // item_bytes(self.source.dtype)
 
-    def exprs(self) -> Iterator[Expr]:
-        yield from (*self.indices, *self.source_indices)
-
-    def mapped(self, rule: Callable[[Expr], Expr]) -> "LoadMatrix":
-        return replace(
-            self, indices=tuple(map(rule, self.indices)), source_indices=tuple(map(rule, self.source_indices))
-        )
-
     def __str__(self) -> str:
-        source = f"{self.source}[{', '.join(map(str, self.source_indices))}]"
+        target, source = self.side_texts()
         how = " transposed" if self.transposed else ""
-        return f"{self.target}[{', '.join(map(str, self.indices))}] = {self.count} matrices{how} of {source}"
+        return f"{target} = {self.count} matrices{how} of {source}"
 
 
 @dataclass(frozen=True, slots=True)
-class Multiplication(Together):
+class Multiplication(TensorStmt):
     """Adds the product of two factors to sums; `at`, `left_at` and `right_at` are their first elements."""
 
     kind: str
@@ -267,37 +276,19 @@ class Mma(Multiplication):
 
 
 @dataclass(frozen=True, slots=True)
-class TransposeQuad(Together):
+class TransposeQuad(Transfer):
     """Lane l of a quad gets, as pair n of 16-bit elements, pair l of lane n's four from `source_indices` on."""
 
-    target: Buffer
-    indices: Exprs
-    source: Buffer
-    source_indices: Exprs
-
-    def exprs(self) -> Iterator[Expr]:
-        yield from (*self.indices, *self.source_indices)
-
-    def mapped(self, rule: Callable[[Expr], Expr]) -> "TransposeQuad":
-        targets, sources = tuple(map(rule, self.indices)), tuple(map(rule, self.source_indices))
-        return replace(self, indices=targets, source_indices=sources)
-
     def __str__(self) -> str:
-        source = f"{self.source}[{', '.join(map(str, self.source_indices))}]"
-        return f"{self.target}[{', '.join(map(str, self.indices))}] = pairs of a quad of {source}"
+        target, source = self.side_texts()
+        return f"{target} = pairs of a quad of {source}"
 
 
 @dataclass(frozen=True, slots=True)
-class ProxyFence(Together):
+class ProxyFence(TensorStmt):
     """A `WarpgroupMma` after a later barrier sees what the thread has stored in shared memory; it sees asynchronous
     copies that were waited for without a fence.
     """
-
-    def exprs(self) -> Iterator[Expr]:
-        yield from ()
-
-    def mapped(self, rule: Callable[[Expr], Expr]) -> "ProxyFence":  # noqa: ARG002
-        return self
 
     def __str__(self) -> str:
         return "proxy fence"
@@ -363,7 +354,7 @@ class WarpgroupMma(Multiplication):
 
 
 @dataclass(frozen=True, slots=True)
-class WarpgroupWait(Together):
+class WarpgroupWait(TensorStmt):
     """The warpgroup goes on when at most `pending` of its `WarpgroupMma`, the youngest, are under way. The factors of
     finished multiplications may be written; the sums, `count` from `at` on, may be accessed when all are done.
     """
@@ -376,28 +367,11 @@ class WarpgroupWait(Together):
     def exprs(self) -> Iterator[Expr]:
         yield from self.at
 
-    def mapped(self, rule: Callable[[Expr], Expr]) -> "WarpgroupWait":
+    def mapped(self, rule: Callable[[Expr], Expr]) -> Self:
         return replace(self, at=tuple(map(rule, self.at)))
 
     def __str__(self) -> str:
         return f"group wait for {self.sums} but {self.pending}"
-
-
-TensorStmt = (
-    AsyncCopy | CommitGroup | WaitGroup | LoadMatrix | Mma | TransposeQuad | ProxyFence | WarpgroupMma | WarpgroupWait
-)
-TENSOR_STMTS = (
-    AsyncCopy,
-    CommitGroup,
-    WaitGroup,
-    LoadMatrix,
-    Mma,
-    TransposeQuad,
-    ProxyFence,
-    WarpgroupMma,
-    WarpgroupWait,
-)
-"""Statements of tensor cores; none has statements inside."""
 
 
 def accesses(stmt: TensorStmt) -> Iterator[tuple[Buffer, Exprs, int, bool]]:

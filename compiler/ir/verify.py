@@ -26,7 +26,7 @@ from retune.compiler.ir.stmt import (
     Store,
     exprs_of,
 )
-from retune.compiler.ir.tensor_core import TENSOR_STMTS, LoadMatrix, accesses
+from retune.compiler.ir.tensor_core import LoadMatrix, TensorStmt, accesses
 from retune.compiler.ir.visit import parts
 
 _ALLOCATED = ("local", "register", "shared")
@@ -101,7 +101,7 @@ class _Checker:
                 is_valid = stmt.width in (1, 2, 4, 8, 16, 32) and 0 <= (stmt.distance or 0) < stmt.width
                 _demand(is_valid, f"a shuffle over {stmt.distance} in groups of {stmt.width}")
                 self.access(stmt.buffer, stmt.indices, bound, buffers)
-            case _ if isinstance(stmt, TENSOR_STMTS):
+            case TensorStmt():
                 if isinstance(stmt, LoadMatrix):
                     halves = stmt.lane_elements > 1
                     _demand(halves or not stmt.transposed, f"matrices of {stmt.source.dtype} are transposed")

@@ -15,8 +15,8 @@ from retune.compiler.ir.expr import Expr
 from retune.compiler.runtime.ffi.registry import find_function
 from retune.compiler.schedule.dag_text import dag_text, fingerprint, shortened
 from retune.compiler.schedule.flops import UNKNOWN, flops_of
-from retune.compiler.schedule.op_order import outputs_in_order, post_order
-from retune.compiler.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor, reads_of, results_of
+from retune.compiler.schedule.op_order import outputs_in_order
+from retune.compiler.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor, post_order, reads_of, results_of
 
 _Analysis = TypeVar("_Analysis", bound=Callable[..., Any])
 

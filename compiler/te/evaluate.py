@@ -30,7 +30,7 @@ from retune.compiler.te.tensor import (
     Reduce,
     Tensor,
     TensorRead,
-    reads_of,
+    post_order,
     results_of,
 )
 
@@ -50,17 +50,17 @@ def evaluate(outputs: Sequence[Tensor], inputs: Mapping[Tensor, Array]) -> list[
     values: dict[Tensor, Array] = {}
     for tensor, array in inputs.items():
         values[tensor] = _checked_input(tensor, array)
-    for tensor in _post_order(outputs):
-        if tensor in values:
+    for op in post_order(outputs):
+        if results_of(op)[0] in values:
             continue
-        if isinstance(tensor.op, PlaceholderOp):
-            raise DefinitionError(f"no value given for the placeholder {tensor.name}")
-        if isinstance(tensor.op, ExternOp):
-            results = _call(tensor.op, values)
+        if isinstance(op, PlaceholderOp):
+            raise DefinitionError(f"no value given for the placeholder {op.name}")
+        if isinstance(op, ExternOp):
+            results = _call(op, values)
         else:
             with np.errstate(all="ignore"):
-                results = _compute(tensor.op, values)
-        values.update(zip(results_of(tensor.op), results, strict=True))
+                results = _compute(op, values)
+        values.update(zip(results_of(op), results, strict=True))
     return [values[tensor] for tensor in outputs]
 
 
@@ -76,23 +76,6 @@ def _checked_input(tensor: Tensor, array: Array) -> Array:
             f"the value given is {array.dtype.name} of shape {tuple(array.shape)}"
         )
     return array
-
-
-def _post_order(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Every tensor after the tensors that it reads."""
-    # Depth-first post-order with an explicit stack: long chains would exceed Python's recursion limit.
-    order: dict[Tensor, None] = {}
-    stack = [(tensor, False) for tensor in reversed(outputs)]
-    while stack:
-        tensor, ready = stack.pop()
-        if tensor in order:
-            continue
-        if ready or isinstance(tensor.op, PlaceholderOp):
-            order[tensor] = None
-            continue
-        stack.append((tensor, True))
-        stack.extend((source, False) for source, _ in reads_of(tensor.op))
-    return list(order)
 
 
 def _call(op: ExternOp, values: Mapping[Tensor, Array]) -> list[Array]:

@@ -16,12 +16,11 @@ from retune.compiler.te.tensor import (
     ComputeOp,
     ExternOp,
     Handle,
-    Operation,
     PlaceholderOp,
     Reduce,
     Tensor,
     TensorRead,
-    reads_of,
+    post_order,
     results_of,
 )
 
@@ -57,32 +56,15 @@ def create_prim_func(args: Sequence[Tensor], name: str = "main") -> PrimFunc:
         raise DefinitionError(f"{name}: a tensor is listed twice")
     if all(isinstance(tensor.op, PlaceholderOp) for tensor in args):
         raise DefinitionError(f"{name}: none of its tensors is computed")
-    for op in _operations(args):
+    for op in post_order(args):
         missing = [tensor.name for tensor in results_of(op) if isinstance(op, PlaceholderOp) and tensor not in args]
         if missing:
             raise DefinitionError(f"{name}: the input {missing[0]} is not among its tensors")
     return PrimFunc(name, tuple(args))
 
 
-def _operations(tensors: Sequence[Tensor]) -> list[Operation]:
-    """Every operation after those that it reads."""
-    order: dict[Operation, None] = {}
-    # Depth-first post-order with an explicit stack, as in `te.evaluate`.
-    stack = [(tensor.op, False) for tensor in reversed(tensors)]
-    while stack:
-        op, ready = stack.pop()
-        if op in order:
-            continue
-        if ready:
-            order[op] = None
-            continue
-        stack.append((op, True))
-        stack.extend((tensor.op, False) for tensor, _ in reads_of(op))
-    return list(order)
-
-
 def _lines(function: PrimFunc) -> Iterator[str]:
-    ops = _operations(function.args)
+    ops = post_order(function.args)
     names = _names([tensor for op in ops for tensor in results_of(op)])
     params = ", ".join(f"{names[tensor]}: {_kind(tensor)}" for tensor in function.args)
     yield f"def {function.name}({params}):"

@@ -17,7 +17,7 @@ import numpy as np
 
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import BOOL, INDEX, BinaryOp, Const, Expr, Operand, Var, as_expr, binary, is_float
-from retune.compiler.ir.visit import substitute, walk, widened
+from retune.compiler.ir.visit import children, substitute, walk, widened
 
 LOOKS_UP_TABLES = "looks_up_tables"
 """The attribute of a compute that indexes small tables for few elements: it is inlined if possible, never tiled."""
@@ -357,6 +357,39 @@ def reads_of(op: Operation) -> "tuple[tuple[Tensor, tuple[Expr, ...]], ...]":
     if isinstance(op, PlaceholderOp):
         return ()
     return tuple((node.tensor, node.indices) for node in walk(op.body) if isinstance(node, TensorRead))
+
+
+def sources_of(op: Operation) -> "list[Tensor]":
+    """The tensors that an operation reads, each once; a tensor read inside an index comes before the indexed tensor."""
+    if not isinstance(op, ComputeOp):
+        return list(dict.fromkeys(tensor for tensor, _ in reads_of(op)))
+    read: dict[Tensor, None] = {}
+
+    def visit(expr: Expr) -> None:
+        for child in children(expr):
+            visit(child)
+        if isinstance(expr, TensorRead):
+            read[expr.tensor] = None
+
+    visit(op.body)
+    return list(read)
+
+
+def post_order(tensors: "Sequence[Tensor]") -> dict[Operation, None]:
+    """The operations of the tensors, depth first, in a set that keeps its order."""
+    order: dict[Operation, None] = {}
+    seen: set[Operation] = set()
+    # An explicit stack: a long chain of operations would exceed Python's recursion limit.
+    stack: list[tuple[Operation, bool]] = [(tensor.op, False) for tensor in reversed(tensors)]
+    while stack:
+        op, expanded = stack.pop()
+        if expanded:
+            order[op] = None
+        elif op not in seen:
+            seen.add(op)
+            stack.append((op, True))
+            stack.extend((tensor.op, False) for tensor in reversed(sources_of(op)) if tensor.op not in seen)
+    return order
 
 
 _Operator = Callable[["Tensor", "Tensor | Operand"], "Tensor"]

@@ -35,7 +35,7 @@ from retune.compiler.ir.interval import Ranges, limits
 from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from retune.compiler.ir.simplify import join_digits
 from retune.compiler.ir.stmt import Allocate, Barrier, For, Let, LoopKind, Shuffle, Stmt, ranges_inside, walk_stmt
-from retune.compiler.ir.tensor_core import TENSOR_STMTS, Mma, TensorStmt, WarpgroupMma
+from retune.compiler.ir.tensor_core import Mma, TensorStmt, WarpgroupMma
 
 GPU_TRIPLE = "nvptx64-nvidia-cuda"
 _OLDEST = "sm_70"
@@ -127,9 +127,7 @@ def _check_tensor_cores(function: DeviceFunction, target: Target, arch: str) -> 
 
 
 def _tensor_statements(function: DeviceFunction) -> list[TensorStmt]:
-    return [
-        stmt for kernel in function.kernels for stmt in walk_stmt(kernel.body.body) if isinstance(stmt, TENSOR_STMTS)
-    ]
+    return [stmt for kernel in function.kernels for stmt in walk_stmt(kernel.body.body) if isinstance(stmt, TensorStmt)]
 
 
 def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
@@ -225,7 +223,7 @@ class _DeviceEmitter(BodyEmitter):
         if isinstance(stmt, Barrier):
             self.writer.put("call void @llvm.nvvm.barrier0()")
             self.writer.loaded.clear()  # other threads may have written since
-        elif isinstance(stmt, TENSOR_STMTS):
+        elif isinstance(stmt, TensorStmt):
             emit_tensor(self, stmt)
         elif isinstance(stmt, Allocate) and stmt.buffer.scope == "shared":
             self.storage[stmt.buffer] = Storage(f"addrspacecast (ptr addrspace(3) {self.start(stmt.buffer)} to ptr)")

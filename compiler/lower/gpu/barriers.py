@@ -35,7 +35,7 @@ from retune.compiler.ir.stmt import (
     block,
     inner_stmts,
 )
-from retune.compiler.ir.tensor_core import TENSOR_STMTS
+from retune.compiler.ir.tensor_core import TensorStmt
 from retune.compiler.ir.visit import has, substitute, uses
 
 _Guards = frozenset[tuple[LoopKind, int]]
@@ -300,7 +300,7 @@ def _accesses(stmt: Stmt, below: _Guards) -> Iterator[_Access]:
     for buffer, indices, written in accesses_of(stmt):
         if buffer.scope == "shared":
             # A copy or a load of matrices names only the first of the neighbors that it accesses.
-            exact = indices[:-1] if type(stmt) in TENSOR_STMTS else indices
+            exact = indices[:-1] if isinstance(stmt, TensorStmt) else indices
             padded = (*exact, *[_SOMEWHERE] * (len(indices) - len(exact)))
             yield _Access(buffer, id(stmt) if written else 0, padded, below)
     match stmt:

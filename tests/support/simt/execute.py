@@ -32,7 +32,7 @@ from retune.compiler.ir.stmt import (
     Stmt,
     Store,
 )
-from retune.compiler.ir.tensor_core import TENSOR_STMTS, ProxyFence, TensorStmt
+from retune.compiler.ir.tensor_core import ProxyFence, TensorStmt
 from tests.support.simt.checked_memory import Array, Memory, Place
 from tests.support.simt.sides import Side
 from tests.support.simt.tags import Numbers, Tags
@@ -174,7 +174,7 @@ class _Blocks:
                 self.barrier(lanes)
             case Shuffle():
                 self.shuffle(stmt, lanes)
-            case _ if isinstance(stmt, TENSOR_STMTS):
+            case TensorStmt():
                 self.tensor(stmt, lanes)
             case Invoke():
                 raise LoweringError(f"{self.kernel.name}: the function {stmt.function} is called inside a GPU kernel")
