@@ -15,6 +15,7 @@ from retune.compiler.ir.expr import Binary, BinaryOp, Cast, Expr, cast, const, s
 from retune.compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, ROWS
 from retune.compiler.ir.visit import substitute, walk
 from retune.compiler.schedule.dag import ComputeDAG, Node, cached_on_dag
+from retune.compiler.schedule.graph_edits import attrs_of_result
 from retune.compiler.schedule.relations import joined_index
 from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, Reduce, TensorRead
 
@@ -129,7 +130,7 @@ def as_matmul(dag: ComputeDAG, op_id: int, kind: str) -> ComputeDAG:
     total = Axis("k", summed.extent, AxisKind.REDUCE)
     left_value, right_value = (_read(node, {summed: total}, op.body.source.dtype) for node in (left, right))
     # The product reads gathered copies, for which the inputs' layout does not matter.
-    attrs = {key: value for key, value in op.attrs.items() if key != "layout_free_placeholders"}
+    attrs = attrs_of_result(op.attrs)
     body = replace(op.body, source=left_value * right_value, axes=(total,))
     multiply = ComputeOp(f"{op.name}{PRODUCT}", (batch, row, column), body, {**attrs, KIND: kind})
     multiplied = Node.of(multiply)

@@ -4,10 +4,9 @@ The text is deterministic. Operations of the same name are numbered; several res
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from retune.compiler.ir.expr import Call, Expr, Select
-from retune.compiler.te.prim_func import with_named_reads
+from retune.compiler.te.prim_func import unique_names, with_named_reads
 from retune.compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, PlaceholderOp, Reduce, Tensor
 
 # As TVM shortens graphs.
@@ -89,18 +88,13 @@ def _exact_assignments(op: ComputeOp) -> Iterator[tuple[str, Expr]]:
             yield f"reduce<{result}, {identity}>=", op.body.source
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class _Names:
     """The names of the operations and their results in a string."""
 
-    ops: Sequence[Operation]
-    id_of: Callable[[Tensor], int]
-    of_op: Sequence[str]
-
     def __init__(self, ops: Sequence[Operation], id_of: Callable[[Tensor], int]) -> None:
-        object.__setattr__(self, "ops", ops)
-        object.__setattr__(self, "id_of", id_of)
-        object.__setattr__(self, "of_op", _unique_names(ops))
+        self.ops = ops
+        self.id_of = id_of
+        self.of_op = unique_names(op.name for op in ops)
 
     def of_result(self, op_id: int, index: int) -> str:
         """The name of a result; several results have numbers."""
@@ -127,14 +121,3 @@ def _extern_line(op: ExternOp, op_id: int, names: _Names) -> str:
         else:
             texts.append(names.of_tensor(op.inputs[argument.index]))
     return f"{names.of_op[op_id]} = EXTERN {results} {op.call.function}({', '.join(texts)})"
-
-
-def _unique_names(ops: Sequence[Operation]) -> list[str]:
-    names: list[str] = []
-    for op in ops:
-        name, suffix = op.name, 0
-        while name in names:
-            suffix += 1
-            name = f"{op.name}_{suffix}"
-        names.append(name)
-    return names

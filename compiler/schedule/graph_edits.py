@@ -38,7 +38,7 @@ def cache_write(dag: ComputeDAG, op_id: int, scope: str) -> ComputeDAG:
     renamed = {axis: Axis(f"{axis.name}_c", axis.extent, axis.kind) for axis in op.axes}
     body = substitute(op.body, {axis: renamed[axis] for axis in op.axes})
     cache = Node.of(ComputeOp(f"{op.name}.{scope}", tuple(renamed[axis] for axis in op.axes), body, op.attrs))
-    copy = ComputeOp(op.name, op.axes, _read_at(cache, op.axes), _attrs_of_result(op.attrs))
+    copy = ComputeOp(op.name, op.axes, _read_at(cache, op.axes), attrs_of_result(op.attrs))
     return _spliced(dag, op_id, 1, (cache, Node(node.tensors, copy)))
 
 
@@ -128,7 +128,7 @@ def rfactor(dag: ComputeDAG, op_id: int, factoring: Factoring) -> ComputeDAG:
     last = Axis(f"{factoring.axis.name}_v", factoring.axis.extent, AxisKind.REDUCE)
     point = (*outer[: factoring.position], last, *outer[factoring.position :])
     total = replace(op.body, source=_read_at(partial, point), axes=(last,))
-    final = ComputeOp(f"{op.name}.repl", outer, total, _attrs_of_result(kept))
+    final = ComputeOp(f"{op.name}.repl", outer, total, attrs_of_result(kept))
     return _spliced(dag, op_id, 1, (partial, Node(node.tensors, final)))
 
 
@@ -144,12 +144,12 @@ def without_free_layouts(dag: ComputeDAG) -> ComputeDAG:
     for node in dag.nodes:
         op = node.op
         if isinstance(op, ComputeOp) and "layout_free_placeholders" in op.attrs:
-            node = replace(node, op=replace(op, attrs=_attrs_of_result(op.attrs)))
+            node = replace(node, op=replace(op, attrs=attrs_of_result(op.attrs)))
         nodes.append(node)
     return dag.with_nodes(nodes)
 
 
-def _attrs_of_result(attrs: Mapping[str, Any]) -> dict[str, Any]:
+def attrs_of_result(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes that stay with the result when another operation does the work."""
     return {key: value for key, value in attrs.items() if key != "layout_free_placeholders"}
 

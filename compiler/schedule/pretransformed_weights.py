@@ -15,6 +15,7 @@ from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.visit import transform
 from retune.compiler.schedule.default.layout import digit_values, parse_layout
+from retune.compiler.schedule.graph_edits import attrs_of_result
 from retune.compiler.te.tensor import Axis, ComputeOp, PlaceholderOp, Tensor, TensorRead
 
 
@@ -63,8 +64,7 @@ def rewrite_compute_body(compute_tensor: Tensor, new_layout: str) -> Tensor:
             raise DefinitionError(f"{op.name}: {node} is not indexed by {missing[0]}, an axis of {new_layout!r}")
         return TensorRead(node.tensor, digit_values(digits, dict(named)))
 
-    attrs = {key: value for key, value in op.attrs.items() if key != "layout_free_placeholders"}
-    return Tensor(ComputeOp(op.name, op.axes, transform(op.body, laid_out), attrs))
+    return Tensor(ComputeOp(op.name, op.axes, transform(op.body, laid_out), attrs_of_result(op.attrs)))
 
 
 def _input_of(tensor: Tensor) -> PlaceholderOp:

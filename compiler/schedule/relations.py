@@ -44,6 +44,14 @@ def split_extents(extent: Number | None, relation: SplitRelation) -> list[Number
     return extents
 
 
+def known_product(numbers: Iterable[Number | None]) -> Number | None:
+    """The product, None if a number is unknown."""
+    product: Number | None = 1
+    for number in numbers:
+        product = None if product is None or number is None else product * number
+    return product
+
+
 def _is_array(*values: Number) -> bool:
     return any(isinstance(value, np.ndarray) for value in values)
 
@@ -61,11 +69,7 @@ def loop_sizes(relations: Sequence[Relation], axes: Mapping[str, Number]) -> dic
     sizes: dict[str, Number | None] = {"": 1, **axes}  # the loop of a stage without axes has no name
     for relation in relations:
         if isinstance(relation, FuseRelation):
-            product: Number | None = 1
-            for part in relation.parts:
-                extent = sizes[part]
-                product = None if product is None or extent is None else product * extent
-            sizes[relation.fused] = product
+            sizes[relation.fused] = known_product([sizes[part] for part in relation.parts])
         else:
             extents = split_extents(sizes[relation.parent], relation)
             sizes.update(zip(relation.parts, extents, strict=True))

@@ -4,7 +4,7 @@ It is a description; a schedule decides how the loops run.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from retune.compiler.core.errors import DefinitionError
@@ -65,7 +65,8 @@ def create_prim_func(args: Sequence[Tensor], name: str = "main") -> PrimFunc:
 
 def _lines(function: PrimFunc) -> Iterator[str]:
     ops = post_order(function.args)
-    names = _names([tensor for op in ops for tensor in results_of(op)])
+    tensors = [tensor for op in ops for tensor in results_of(op)]
+    names = dict(zip(tensors, unique_names(tensor.name for tensor in tensors), strict=True))
     params = ", ".join(f"{names[tensor]}: {_kind(tensor)}" for tensor in function.args)
     yield f"def {function.name}({params}):"
     for op in ops:
@@ -83,16 +84,16 @@ def _kind(tensor: Tensor) -> str:
     return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
 
 
-def _names(tensors: Sequence[Tensor]) -> dict[Tensor, str]:
-    """The tensors' names, numbered where two are equal."""
-    names: dict[Tensor, str] = {}
-    for tensor in tensors:
-        name, number = tensor.name, 0
-        while name in names.values():
+def unique_names(names: Iterable[str]) -> list[str]:
+    """The names, numbered where one occurs again."""
+    unique: list[str] = []
+    for name in names:
+        candidate, number = name, 0
+        while candidate in unique:
             number += 1
-            name = f"{tensor.name}_{number}"
-        names[tensor] = name
-    return names
+            candidate = f"{name}_{number}"
+        unique.append(candidate)
+    return unique
 
 
 def _extern(op: ExternOp, names: dict[Tensor, str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from retune.compiler.core.errors import ScheduleError
-from retune.compiler.schedule.relations import split_extents
+from retune.compiler.schedule.relations import known_product, split_extents
 from retune.compiler.schedule.state import Annotation, FuseRelation, Iterator, IterKind, Number, SplitRelation, State
 from retune.compiler.schedule.steps.base import Step, iterator_of, spliced
 
@@ -43,9 +43,7 @@ class Fuse(Step):
                     f"{stage.op.name}: cannot fuse {stage.iters[index].name} with the loop below it: "
                     f"{state.stages[inner].op.name} is computed between them; move it first"
                 )
-        extent: Number | None = 1
-        for part in parts:
-            extent = None if extent is None or part.extent is None else extent * part.extent
+        extent = known_product([part.extent for part in parts])
         kinds = {part.kind for part in parts}
         kind = parts[0].kind if len(kinds) == 1 else IterKind.MIXED
         # TVM's name of a fused loop.
@@ -167,7 +165,7 @@ class FollowSplit(Step):
                 f"into {self.n_split + 1}"
             )
         # TVM's rule: the innermost part gets the product of all remaining lengths.
-        last = _product(source.lengths[self.n_split - 1 :])
+        last = known_product(source.lengths[self.n_split - 1 :])
         lengths = (*source.lengths[: self.n_split - 1], last)
         return split_loop(state, self.stage, self.iter, lengths, True)
 
@@ -196,11 +194,4 @@ class FollowFusedSplit(Step):
                     f"{name}: step {step_id} has no length number {self.level} to follow; it has {len(source.lengths)}"
                 )
             lengths.append(source.lengths[self.level])
-        return split_loop(state, self.stage, self.iter, (_product(lengths),), self.by_factor)
-
-
-def _product(lengths: Sequence[Number | None]) -> Number | None:
-    total: Number | None = 1
-    for length in lengths:
-        total = None if total is None or length is None else total * length
-    return total
+        return split_loop(state, self.stage, self.iter, (known_product(lengths),), self.by_factor)

@@ -56,7 +56,7 @@ class CacheWrite(Step):
                     f"{stage.op.name}: cannot add a write cache: {state.stages[inner].op.name} is computed inside its "
                     f"loop {stage.iters[index].name}, which the copy lacks; move that first"
                 )
-        return _with_new_stage(state, dag, self.stage, fresh)
+        return with_new_stages(state, dag, self.stage, fresh)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class CacheRead(Step):
             dag = graph_edits.cache_read(state.dag, self.stage, self.scope, self.readers)
         except DefinitionError as error:
             raise ScheduleError(str(error)) from None
-        return _with_new_stage(state, dag, self.stage + 1, {self.stage + 1: initial_stage(dag.ops[self.stage + 1])})
+        return with_new_stages(state, dag, self.stage + 1, {self.stage + 1: initial_stage(dag.ops[self.stage + 1])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Rfactor(Step):
         if isinstance(stage.location, Attached):
             second = replace(second, iters=tuple(replace(iterator, extent=None) for iterator in second.iters))
         fresh = {self.stage: first, self.stage + 1: replace(second, location=stage.location)}
-        return _with_new_stage(state, dag, self.stage, fresh)
+        return with_new_stages(state, dag, self.stage, fresh)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,12 +200,7 @@ def untouched(stage: Stage) -> bool:
     return isinstance(stage.location, Root) and names == [it.name for it in initial_stage(stage.op).iters]
 
 
-def _with_new_stage(state: State, dag: ComputeDAG, new: int, fresh: Mapping[int, Stage]) -> State:
-    """The state over `dag`, which has one operation more at number `new`; `fresh` are the stages that start again."""
-    return with_new_stages(state, dag, new, 1, fresh)
-
-
-def with_new_stages(state: State, dag: ComputeDAG, new: int, count: int, fresh: Mapping[int, Stage]) -> State:
+def with_new_stages(state: State, dag: ComputeDAG, new: int, fresh: Mapping[int, Stage], count: int = 1) -> State:
     """The state over `dag`, with `count` operations more from number `new` on; `fresh` stages start again."""
     old = [*range(new), *(None for _ in range(count)), *range(new, len(state.stages))]
     stages = []

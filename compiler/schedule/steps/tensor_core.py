@@ -39,7 +39,7 @@ class AsMatmul(Step):
         except DefinitionError as error:
             raise ScheduleError(str(error)) from None
         fresh = {number: initial_stage(dag.ops[number]) for number in range(self.stage, self.stage + 4)}
-        return with_new_stages(state, dag, self.stage, 3, fresh)
+        return with_new_stages(state, dag, self.stage, fresh, 3)
 
 
 @dataclass(frozen=True, slots=True)
