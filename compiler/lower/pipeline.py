@@ -25,6 +25,8 @@ from retune.compiler.lower.passes import (
     UnrollLocals,
     VectorizePlain,
     VectorReductions,
+    WidenBuffers,
+    WidenFactors,
 )
 from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import State
@@ -49,6 +51,8 @@ def cpu_passes(
         # Before packing, so that the steps of a dot product become the innermost digit of the packed layout.
         DotProducts(frozenset(dots)),
         *_PACKING[layout],
+        # After dot products, which take 16-bit factors; before the memory of buffers is shared.
+        WidenBuffers(),
         ReuseLocals(),
         # Before a parallel loop may be cut into parts.
         MoveLocals(hardware.stack_bytes),
@@ -60,6 +64,7 @@ def cpu_passes(
         RegisterTiles(width),
         # Looks for the accumulators of register tiles.
         FlipSignedness(frozenset(dots), width),
+        WidenFactors(),
         UnrollLocals(width),
         # Last, since only now all unrolling is decided.
         LimitCode(),

@@ -73,11 +73,16 @@ _IMAGE: dict[str, Any] = {"strides": (1, 1), "pads": (1, 1, 1, 1), "layout": "NH
 _CONV = {**_IMAGE, "dilations": (1, 1), "groups": 1}
 OPERATORS: dict[str, tuple[str, tuple[tuple[int, ...], ...], tuple[int, int], Mapping[str, Any]]] = {
     "dense": ("dense", ((3, 256), (256, 33)), (1, 0), {}),
+    "dense of few rows": ("dense", ((1, 90), (90, 33)), (1, 0), {}),
+    "dense of odd terms": ("dense", ((6, 37), (37, 64)), (1, 0), {}),
     "batch_matmul": ("batch_matmul", ((2, 3, 256), (2, 256, 17)), (2, 1), {}),
     "contract": (
         "contract", ((2, 3, 256), (256, 2, 17)), (2, 0), {"left": "hij", "right": "jhd", "result": "ihd"}
     ),
     "conv2d": ("conv2d", ((1, 4, 4, 64), (3, 3, 64, 20)), (3, 2), _CONV),
+    "conv2d of an image": (
+        "conv2d", ((1, 9, 9, 3), (5, 5, 3, 48)), (3, 2), {**_CONV, "strides": (2, 2), "pads": (2, 2, 2, 2)}
+    ),
     "conv2d of groups": ("conv2d", ((1, 4, 4, 64), (3, 3, 32, 16)), (3, 2), {**_CONV, "groups": 2}),
     "depthwise": ("conv2d", ((1, 6, 9, 32), (5, 5, 32)), (2, 1), {**_CONV, "groups": 32}),
     "conv_transpose2d": (
@@ -210,7 +215,8 @@ def test_products_of_operators_are_exact(name: str, dtype: str) -> None:
     check(dag, (), values)
     check(dag, (Annotate(stage, last, Annotation.VECTORIZE),), values)
     facts = check(dag, default_steps(dag), values)
-    if name not in ("depthwise", "conv_transpose2d"):  # no sum over channels; a choice among taps
+    # No sum over channels; a choice among taps; terms that are no pairs.
+    if name not in ("depthwise", "conv_transpose2d", "dense of odd terms", "conv2d of an image"):
         assert ("dot products" in facts) == is_possible(dot_instructions(Target.host()), dtype, dtype)
     policy = SketchPolicy(task_of(op, dag), RandomModel(0), SearchOptions(population=32, generations=1), seed=1)
     for program in policy.ask(4, 0):

@@ -19,6 +19,8 @@ from retune.compiler.lower.passes import (
     UnrollLocals,
     VectorizePlain,
     VectorReductions,
+    WidenBuffers,
+    WidenFactors,
 )
 from retune.compiler.lower.passes.base import LoopPass
 from retune.compiler.schedule.dag import ComputeDAG
@@ -48,6 +50,16 @@ def narrow_product(types: Sequence[str], k: int = 8) -> ComputeDAG:
         return te.sum(te.cast(result, a[i, r]) * te.cast(result, b[r, j]), r)
 
     return ComputeDAG([a, b, te.compute((2, 4), body, "C", {"layout_free_placeholders": (b,)})])
+
+
+def transposed_product(dtype: str) -> ComputeDAG:
+    """C = A' B of narrow numbers, summed in float32: successive terms of A are in different rows."""
+    a, b, r = te.placeholder((8, 2), dtype, "A"), te.placeholder((8, 4), dtype, "B"), te.reduce_axis(8, "k")
+
+    def body(i: te.Axis, j: te.Axis) -> Expr:
+        return te.sum(te.cast("float32", a[r, i]) * te.cast("float32", b[r, j]), r)
+
+    return ComputeDAG([a, b, te.compute((2, 4), body, "C")])
 
 
 def rows_of_sums(read: str) -> ComputeDAG:
@@ -108,6 +120,15 @@ def _convolution_of_bytes() -> ComputeDAG:
     return ComputeDAG([x, w, te.compute((3, 4), body, "y")])
 
 
+def _padded_rows(taps: int = 3, dtype: str = "float16") -> ComputeDAG:
+    """Sums over a window of rows that a border of zeros surrounds, in float32."""
+    x, k = te.placeholder((8, 16), dtype, "x"), te.reduce_axis(taps, "k")
+    inside = te.compute(
+        (10, 16), lambda i, j: te.if_then_else(te.all(i >= 1, i < 9), x[i - 1, j], te.const(0, dtype)), "p"
+    )
+    return ComputeDAG([x, te.compute((8, 16), lambda i, j: te.sum(te.cast("float32", inside[i + k, j]), k), "y")])
+
+
 ROWS_INSIDE: tuple[Step, ...] = (Split(2, 1, 8, (4,)), Reorder(2, (1, 3, 0, 2)))
 TILE: tuple[Step, ...] = (*ROWS_INSIDE, Annotate(2, 3, VECTORIZE))
 DOT_TILE: tuple[Step, ...] = (Reorder(2, (2, 0, 1)), Annotate(2, 2, VECTORIZE))
@@ -121,6 +142,10 @@ def _dots(*types: str, native: frozenset[tuple[str, str]] = MIXED, k: int = 8) -
 def _signs(*types: str) -> PassProgram:
     passes = DotProducts(MIXED), RegisterTiles(16), FlipSignedness(MIXED, 16)
     return PassProgram(passes, narrow_product(types), DOT_TILE)
+
+
+def _wide(k: int, *types: str) -> PassProgram:
+    return PassProgram((RegisterTiles(16), WidenFactors()), narrow_product(types, k), DOT_TILE)
 
 
 def _of(one: LoopPass, dag: ComputeDAG, *steps: Step) -> PassProgram:
@@ -205,6 +230,18 @@ PASS_PROGRAMS: dict[str, PassProgram] = {
         f"sums_{read}": _of(VectorReductions(16), rows_of_sums(read))
         for read in ("across_rows", "every_second", "backwards", "through_an_index", "by_a_choice", "of_no_array")
     },
+    # widen-buffers, widen-factors
+    "padding_of_halves": _of(WidenBuffers(), _padded_rows()),
+    "padding_read_once": _of(WidenBuffers(), _padded_rows(taps=1)),
+    "padding_of_floats": _of(WidenBuffers(), _padded_rows(dtype="float32")),
+    "factor_of_halves": _wide(40, "float16", "float16", "float32"),
+    "factor_of_few_halves": _wide(3, "bfloat16", "float32", "float32"),
+    "factor_of_floats": _wide(40, "float32", "float16", "float32"),
+    "factor_of_distant_halves": PassProgram(
+        (RegisterTiles(16), WidenFactors()),
+        transposed_product("float16"),
+        (Reorder(2, (2, 0, 1)), Annotate(2, 2, VECTORIZE)),
+    ),
     # reuse-locals
     "rows_over_rows": _of(ReuseLocals(), _chain_of_rows(), ComputeAt(2, 3, 0), ComputeAt(1, 3, 0)),
     "rows_read_again": _of(ReuseLocals(), _chain_of_rows(again=True), ComputeAt(2, 3, 0), ComputeAt(1, 3, 0)),

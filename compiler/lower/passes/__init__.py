@@ -18,6 +18,8 @@ from retune.compiler.lower.passes.simplify_indices import SimplifyIndices
 from retune.compiler.lower.passes.unroll_locals import UnrollLocals
 from retune.compiler.lower.passes.vector_reductions import VectorReductions
 from retune.compiler.lower.passes.vectorize_plain import VectorizePlain
+from retune.compiler.lower.passes.widen_buffers import WidenBuffers
+from retune.compiler.lower.passes.widen_factors import WidenFactors
 
 __all__ = [
     "DotProducts",
@@ -35,4 +37,6 @@ __all__ = [
     "UnrollLocals",
     "VectorReductions",
     "VectorizePlain",
+    "WidenBuffers",
+    "WidenFactors",
 ]

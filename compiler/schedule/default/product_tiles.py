@@ -7,7 +7,7 @@ whole strip.
 from collections.abc import Sequence
 from math import inf, prod
 
-from retune.compiler.core.dtype import accumulated, item_bytes
+from retune.compiler.core.dtype import HALVES, accumulated, item_bytes
 from retune.compiler.core.packing import most_padded
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr
@@ -29,6 +29,11 @@ at times, and their power bounds the clock. Vectors with masks, as of AVX-512, w
 """
 _PIECE_COST = 1.5
 """Cost, in vectors, of a piece of a vector without masks: 15 lanes are loaded as 8, 4, 2 and 1."""
+_CONVERSION_CYCLES = {1: 0.15, 2: 1.35, 3: 0.6}
+_LONG_CONVERSION_CYCLES = 0.3
+"""Extra cycles a step for a strip of 16-bit floats of so many vectors, or more, of AVX-512, which are converted beside
+the multiply-adds (measured on Zen 4, the same with float16 and bfloat16; none with AVX2).
+"""
 TAIL_COST_L2, TAIL_COST_MEMORY, TAIL_MARGIN = 1.1, 2.0, 1.05
 """Slowdown of a smaller tile at an end, whose reloads come from the second-level cache, or from memory; and the speedup
 that tiles with such ends must have over others.
@@ -113,19 +118,21 @@ def register_tile(
 ) -> tuple[int, int]:
     """(rows, columns) of the fastest register tile of a product, by the throughput of multiply-adds and loads and the
     latency of sums. Candidates divide the product and leave registers for a row of one factor and a value of the other.
-    With the `depth` of the sums, in words of a sum's size, candidates may leave smaller tiles at the ends, of the
-    columns only where their reloads are in a near cache; with `divides` strips must divide the columns, so only rows
-    have smaller tiles; with `packs` the factor that is read along the strips is packed, with its last strip padded.
+    `dtype` is that of the sums, or of a 16-bit factor along the strips. With the `depth` of the sums, in words of a
+    sum's size, candidates may leave smaller tiles at the ends, of the columns only where their reloads are in a near
+    cache; with `divides` strips must divide the columns, so only rows have smaller tiles; with `packs` the factor that
+    is read along the strips is packed, with its last strip padded.
     Without a tile that fills half of a vector no longer than necessary: one row of all columns.
     """
     lanes = _lanes_for(columns, hardware, dtype)
+    converts = dtype in HALVES and hardware.lane_masks
     far = columns * item_bytes(dtype) > _ROW_BYTES
     best, least = (1, columns), inf
     for vectors in (*_VECTORS, -(-columns // lanes)):
         widest, narrowest = min(columns, vectors * lanes), max((vectors - 1) * lanes, lanes // 2) + 1
         # Fewer vectors are another candidate; a strip of half a vector or less leaves lanes idle.
         for strip in range(widest, narrowest - 1, -1):
-            near = 0 < depth * strip * item_bytes(dtype) <= _RELOAD_BYTES
+            near = 0 < depth * strip * item_bytes(accumulated(dtype)) <= _RELOAD_BYTES
             if columns % strip and (divides or not (near and strip == vectors * lanes)):
                 continue
             vectors_held, _ = _vectors_of(strip, lanes, hardware)
@@ -136,8 +143,10 @@ def register_tile(
                 if not fits or (rows % height and (not depth or height > _TAIL_ROWS)):
                     continue
                 tail_cost = TAIL_COST_L2 if near else TAIL_COST_MEMORY
+                conversion = _CONVERSION_CYCLES.get(vectors_held, _LONG_CONVERSION_CYCLES) if converts else 0.0
                 cycles = sum(
-                    count_i * count_j * _cycles(size_i, _vectors_of(size_j, lanes, hardware)[1], hardware)
+                    count_i * count_j
+                    * (conversion + _cycles(size_i, _vectors_of(size_j, lanes, hardware)[1], hardware))
                     * (1.0 if (size_i, size_j) == (height, strip) else tail_cost)
                     for size_i, count_i in _parts(rows, height)
                     for size_j, count_j in _parts(columns, strip)
@@ -191,10 +200,13 @@ def split_for_tile(
     rows = axes[row_axis].extent if row_axis >= 0 else 1
     # Rows of a depthwise convolution share parts of their windows; smaller tiles share less.
     is_depthwise = len(_read_along(state, stage_id)) > 1
-    depth = 0 if is_depthwise else prod(axis.extent for axis in op.reduce_axes) // _terms_per_word(state, stage_id)
+    factor = _strip_type(state, stage_id)
+    terms_per_word = max(1, item_bytes(op.dtypes[0]) // item_bytes(factor))  # 4 of bytes in int32, 2 of halves
+    depth = 0 if is_depthwise else prod(axis.extent for axis in op.reduce_axes) // terms_per_word
     columns, every = shared_columns(op, hardware), axes[last].extent
     packs = _is_packed(state, stage_id)
-    height, strip = register_tile(rows, columns, hardware, op.dtype, depth, divides=columns < every, packs=packs)
+    dtype = factor if factor in HALVES else op.dtype
+    height, strip = register_tile(rows, columns, hardware, dtype, depth, divides=columns < every, packs=packs)
     inner: list[str] = []
     for axis, size in ((last, strip), (row_axis, height)):
         if axis < 0:
@@ -208,15 +220,11 @@ def split_for_tile(
     return (*_outer_order(state, stage_id, outer_stage, inner), inner)
 
 
-def _terms_per_word(state: State, stage_id: int) -> int:
-    """Terms whose factors take the memory of one sum: 4 of bytes that are summed in int32, 2 of halves in float32."""
+def _strip_type(state: State, stage_id: int) -> str:
+    """The widest type that a product reads along its last axis."""
     dag, last = state.dag, axes_of(state, stage_id)[-1]
-    widths = (
-        item_bytes(dag.ops[source].dtypes[0])
-        for source, indices in dag.reads[stage_id]
-        if indices and indices[-1] == last
-    )
-    return max(1, item_bytes(dag.ops[stage_id].dtypes[0]) // max(widths))
+    types = (dag.ops[source].dtypes[0] for source, indices in dag.reads[stage_id] if indices and indices[-1] == last)
+    return max(types, key=item_bytes)
 
 
 def _is_packed(state: State, stage_id: int) -> bool:
