@@ -28,7 +28,7 @@ from retune.compiler.lower.build_loops import build_loops
 from retune.compiler.lower.pipeline import cpu_passes
 from retune.compiler.model import RandomModel
 from retune.compiler.schedule.state import replay
-from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.steps import Step, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def searched(task: SearchTask, run: Run) -> list[tuple[Step, ...]]:
     """Programs that an untrained search asks for."""
     policy = SketchPolicy(task, RandomModel(0), SearchOptions(), 0)
-    return [candidate.steps for candidate in policy.ask(run.options["programs"], 0)]
+    return [load_steps(candidate.steps) for candidate in policy.ask(run.options["programs"], 0)]
 
 
 def compile_all(task: SearchTask, programs: Sequence[Sequence[Step]], seconds: float) -> tuple[list[Sample], int]:

@@ -53,7 +53,7 @@ from retune.compiler.driver.build import build_kernel
 from retune.compiler.driver.hardware import hardware_of_gpu
 from retune.compiler.measure.measurer import LocalMeasurer, Measurer
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import BestProgram, MeasureStatus
+from retune.compiler.measure.record import MeasureStatus, TaskProgram
 from retune.compiler.measure.results import Measurement
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.cuda.array import DeviceArray
@@ -311,7 +311,7 @@ def network_figures(name: str, gpu: Gpu, measurer: Measurer, limits: Limits) -> 
         zip(network.tasks, network.weights, strict=True), key=lambda pair: pair[0].flop_count * pair[1], reverse=True
     )
     work = sum(task.flop_count * weight for task, weight in pairs)
-    best: dict[str, BestProgram] = {}
+    best: dict[str, TaskProgram] = {}
     trials = failed = 0
     began = time.monotonic()
     for task, weight in pairs:
@@ -324,7 +324,7 @@ def network_figures(name: str, gpu: Gpu, measurer: Measurer, limits: Limits) -> 
             trials, failed = trials + tuned.trials, failed + tuned.failed
             steps = tuned.steps or steps
         if steps is not None:
-            best[task.workload_key] = BestProgram(task.workload_key, dump_steps(steps))
+            best[task.workload_key] = TaskProgram(task.workload_key, dump_steps(steps))
     spent = {"trials": trials, "failed": failed, "tasks": len(network.tasks), "tuned": len(best)}
     inputs = dict(zip([value.name for value in network.graph.inputs], seeded_inputs(model).values(), strict=True))
     makers: Makers = {

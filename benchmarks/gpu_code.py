@@ -29,15 +29,15 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.ir.kernel import Kernel
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model.boosted_trees import XGBModel
 from retune.compiler.model.features import FEATURE_NAMES
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.statements import statement_nests
-from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.steps import Step, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.prior import prior_scores
-from retune.compiler.search.protocol import Candidate
 from retune.compiler.search.rules.facts import SHARED
 from retune.compiler.search.scored import features_of_steps, scored_hardware
 
@@ -74,7 +74,7 @@ def task_of(name: str, case: GpuCase, mode: str, arch: str) -> SearchTask:
     return SearchTask(f"{name}_{mode}", case.graph(mode), target, hardware_of(target, 1))
 
 
-def candidates_of(task: SearchTask) -> tuple[Candidate, ...]:
+def candidates_of(task: SearchTask) -> tuple[TaskProgram, ...]:
     """What is measured first."""
     return SketchPolicy(task, XGBModel(), seed=0).ask(_ASKED, 0)
 
@@ -83,10 +83,10 @@ def figures(name: str, case: GpuCase, mode: str, arch: str, programs: int) -> It
     """The lines of the first programs of a case."""
     task = task_of(name, case, mode, arch)
     for place, candidate in enumerate(candidates_of(task)[:programs]):
-        guess, words = guessed(task, candidate.steps)
+        guess, words = guessed(task, load_steps(candidate.steps))
         details: dict[str, object] = {"arch": arch, "program": place, "note": NOTE, "bank_words": words}
         try:
-            found = list(looked_at(task, candidate.steps, arch))
+            found = list(looked_at(task, load_steps(candidate.steps), arch))
         except RetuneError as failure:
             details["failure"] = f"{type(failure).__name__}: {failure}"
             yield Figure(f"{name}_{mode}", "retune", 1, "bound", nan, "", details=details)

@@ -14,7 +14,7 @@ from benchmarks.gpu_interleaved import Makers
 from benchmarks.gpu_torch import network_makers
 from benchmarks.network_peers import seeded_inputs
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.cuda.driver_interface import Driver
 from retune.compiler.runtime.cuda.program import Stopwatch
 from retune.compiler.runtime.executor.cuda_memory import CudaMemory
@@ -31,7 +31,7 @@ class OurNetwork:
         driver: Driver,
         number: int,
         network: ExtractedNetwork,
-        best: Mapping[str, BestProgram],
+        best: Mapping[str, TaskProgram],
         inputs: Mapping[str, NDArray[Any]],
     ) -> None:
         store = CudaMemory(driver, number)

@@ -16,13 +16,12 @@ from benchmarks.gpu_interleaved import OvertimeError, time_limit
 from retune.compiler.core.errors import DeviceError, MeasureError
 from retune.compiler.measure.logs.log import LoggedTask, LoggedTrial, append_log, read_log
 from retune.compiler.measure.measurer import Measurer
-from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.record import MeasureStatus, TaskProgram
 from retune.compiler.measure.results import Measurement
 from retune.compiler.model.boosted_trees import XGBModel
-from retune.compiler.schedule.steps import Step, dump_steps
+from retune.compiler.schedule.steps import Step, dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.search.protocol import Observation
 
 BATCH, FIRST = 64, 16
 """Programs of a round, and of the first, whose time is not known yet."""
@@ -113,7 +112,7 @@ def tune(task: SearchTask, measurer: Measurer, trials: int, seconds: float, log:
     policy, tuned, began = SketchPolicy(task, XGBModel(), seed=0), Tuned(), time.monotonic()
     known = log.trials_of(task) if log else []
     tuned.known = len(known)
-    policy.tell([Observation(dump_steps(one.steps), one.seconds) for one in known])
+    policy.tell([TaskProgram("", dump_steps(one.steps), one.seconds) for one in known])
     again = [one.steps for one in known[:_KEPT] if one.costs]
     count, number = FIRST, len(known)
     while tuned.trials < trials:
@@ -123,7 +122,7 @@ def tune(task: SearchTask, measurer: Measurer, trials: int, seconds: float, log:
             break
         count = min(count, trials - tuned.trials)
         asked = policy.ask(max(count - len(again), 0), number, spent=tuned.trials / trials)
-        programs = [*again[:count], *(tuple(one.steps) for one in asked)]
+        programs = [*again[:count], *(load_steps(one.steps) for one in asked)]
         again = []
         if not programs:
             break
@@ -138,7 +137,7 @@ def tune(task: SearchTask, measurer: Measurer, trials: int, seconds: float, log:
         if log:
             log.add(task, programs, found)
         told = zip(programs, found, strict=True)
-        policy.tell([Observation(dump_steps(steps), min(each.costs, default=inf)) for steps, each in told])
+        policy.tell([TaskProgram("", dump_steps(steps), min(each.costs, default=inf)) for steps, each in told])
         pace = (time.monotonic() - started) / len(programs)
         left = seconds - (time.monotonic() - began)
         count = max(1, min(BATCH, int(left / max(pace, 1e-6))))

@@ -26,7 +26,7 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.measure.peak import measured_peak
 from retune.compiler.measure.processes.worker_process import WorkerProcess
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.tune import openvino
 from retune.compiler.tune.extract import ExtractedNetwork
 
@@ -74,7 +74,7 @@ def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
 
 
 def build(
-    network: ExtractedNetwork, best: Mapping[str, BestProgram], model: onnx.ModelProto, folder: Path, *, compiled: bool
+    network: ExtractedNetwork, best: Mapping[str, TaskProgram], model: onnx.ModelProto, folder: Path, *, compiled: bool
 ) -> Built:
     """Compile the network with and without its records, and write what the peers read."""
     files: dict[str, Path] = {}

@@ -19,7 +19,6 @@ from benchmarks.tuning import Workers, open_workers, tune
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.measure.peak import measured_peak
 from retune.compiler.measure.processes.worker_process import WorkerProcess
-from retune.compiler.measure.record import MeasureRecord
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -43,7 +42,7 @@ def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Fig
         path = compiled.save(Path(folder) / f"{name}.retune")
         with WorkerProcess(environment=peer_environment(threads)) as worker:
             is_product = name.startswith(("matmul", "dense"))
-            arguments = (path, winner.name, OPERATORS[name](), threads, is_product)
+            arguments = (path, winner.task.name, OPERATORS[name](), threads, is_product)
             peers: list[Peer] = worker.call("benchmarks.peers:time_operator", *arguments)
     peak = measured_peak(threads)
     spent: dict[str, object] = {
@@ -51,9 +50,9 @@ def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Fig
         "failed": tuned.failed,
         "tuning_seconds": round(tuned.seconds, 1),
         "untuned_ms": round(winner.default_seconds * 1e3, 4),
-        "kernel": winner.name,
+        "kernel": winner.task.name,
         "rejected": list(winner.rejected),
-        "served_by": winner.program.mutation if isinstance(winner.program, MeasureRecord) else "default schedule",
+        "served_by": "default schedule" if winner.is_default else winner.program.mutation,
     }
     for peer in peers:
         speed = layer.tasks[0].flop_count / peer.seconds / 1e9

@@ -20,7 +20,7 @@ from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.results import Measurement
 from retune.compiler.model.random import RandomModel
-from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.steps import Step, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy
 
@@ -46,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
     """Both ways for one operator."""
     (task,) = operator_network(name, threads).tasks
-    programs = [candidate.steps for candidate in SketchPolicy(task, RandomModel()).ask(run.options["batch"], 0)]
+    programs = [
+        load_steps(candidate.steps) for candidate in SketchPolicy(task, RandomModel()).ask(run.options["batch"], 0)
+    ]
     options = MeasureOptions(threads=threads, give_up_factor=1e9)
     began = time.monotonic()
     walls: dict[bool, list[float]] = {False: [], True: []}

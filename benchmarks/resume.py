@@ -16,9 +16,8 @@ from benchmarks.harness import Figure, Run, parse
 from benchmarks.simulated import made_up_seconds
 from benchmarks.tuning import begin_tuning
 from retune.compiler.core.errors import MeasureError
-from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus, TaskProgram
 from retune.compiler.measure.results import Measurement
-from retune.compiler.search.policy import Candidate
 from retune.compiler.tune.extract import ExtractedNetwork, extract_network
 from retune.compiler.tune.tuning import Tuning
 from retune.storage.files import new_id
@@ -27,15 +26,15 @@ from retune.storage.parquet import ParquetRecordStore
 NETWORKS = ("resnet18", "mlp")
 
 
-def made_up(key: str, candidate: Candidate) -> Measurement:
+def made_up(key: str, candidate: TaskProgram) -> Measurement:
     """The measurement of a program that was not run."""
-    seconds = made_up_seconds(key, candidate.steps_text)
+    seconds = made_up_seconds(key, candidate.steps)
     if seconds is None:
         return Measurement((), MeasureStatus.RUN_TIMEOUT, "made up", 0.05, 0.05)
     return Measurement((seconds,), MeasureStatus.OK, "", 0.05, 0.05)
 
 
-def asked(tuning: Tuning, count: int) -> tuple[int | None, tuple[Candidate, ...]]:
+def asked(tuning: Tuning, count: int) -> tuple[int | None, tuple[TaskProgram, ...]]:
     """The task of the next round, and its next programs."""
     index = tuning.choose()
     return index, () if index is None else tuning.ask(index, count)
@@ -48,7 +47,7 @@ def search(tuning: Tuning, root: Path, run: Run) -> tuple[int | None, list[str]]
     while True:
         index, candidates = asked(tuning, run.options["batch"])
         if index is None or tuning.trials >= run.options["programs"] or time.monotonic() - began > run.seconds:
-            return index, [candidate.steps_text for candidate in candidates]
+            return index, [candidate.steps for candidate in candidates]
         if not candidates:
             tuning.exhaust(index, "it has no program left")
             continue
@@ -73,7 +72,7 @@ def measure(name: str, run: Run) -> list[Figure]:
         again.replay({}, records)
         replayed = time.perf_counter() - before
         index, candidates = asked(again, run.options["batch"])
-        if (index, [candidate.steps_text for candidate in candidates]) != expected:
+        if (index, [candidate.steps for candidate in candidates]) != expected:
             raise MeasureError(f"{name}: the resumed run asks for other programs")
         warm = begin_tuning(network)
         history = {key: [one for one in records if one.task_key == key] for key in network.task_keys}

@@ -29,7 +29,7 @@ from retune.compiler.core.errors import RetuneError
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.remote.fleet import BuildRequest, Request, TimeRequest
-from retune.compiler.measure.results import BuiltProgram, Measurement
+from retune.compiler.measure.results import Measurement
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
@@ -91,14 +91,14 @@ class SimulatedService(WorkerService):
         """See `WorkerService`."""
         return self._build(request) if isinstance(request, BuildRequest) else super().do(request)
 
-    def _build(self, request: BuildRequest) -> list[BuiltProgram]:
+    def _build(self, request: BuildRequest) -> list[Measurement]:
         if self._simulation.is_real:
-            builds: list[BuiltProgram] = super().do(request)
+            builds: list[Measurement] = super().do(request)
         else:
             key = request.task.workload_key
             kernels = [cast(KernelArtifact, json.dumps([key, dump_steps(steps)])) for steps in request.candidates]
             time.sleep(self._seconds[0] * len(kernels))
-            return [BuiltProgram(kernel, MeasureStatus.OK, "", 0.05) for kernel in kernels]
+            return [Measurement(build_seconds=0.05, artifact=kernel) for kernel in kernels]
         for build, steps in zip(builds, request.candidates, strict=True):
             self._names[id(build.artifact)] = build.artifact, dump_steps(steps)
         return builds

@@ -11,7 +11,8 @@ from itertools import pairwise
 
 from retune.compiler.core import config
 from retune.compiler.measure.measurer import LocalMeasurer
-from retune.compiler.measure.record import BestProgram, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus, TaskProgram
+from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.tune.budget import Budget
@@ -65,10 +66,9 @@ class Tuned:
     seconds: float
 
     @property
-    def best(self) -> dict[str, BestProgram]:
-        """The winning programs by task key; tasks that the default schedule serves, or another one, are left out."""
-        served = {key: winner.serving for key, winner in self.winners.items()}
-        return {key: program for key, program in served.items() if program is not None}
+    def best(self) -> dict[str, TaskProgram]:
+        """The winning programs by task key; tasks that another one serves are left out."""
+        return {key: winner.program for key, winner in self.winners.items() if winner.serves}
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
     }
     for layer in network.partition.layers():
         chosen = [choose_best(task, programs, builder, runner) for task, programs in shortlist(layer.tasks, fastest)]
-        winners.update((winner.task_key, winner) for winner in resolve(chosen))
+        winners.update((winner.task.workload_key, winner) for winner in resolve(chosen))
     failed = sum(one.status is not MeasureStatus.OK for found in records.values() for one in found)
     return Tuned(winners, tuning.trials, failed, spent)
 
@@ -137,7 +137,7 @@ def play_round(
     marks = [time.monotonic()]
     candidates = tuning.ask(index, a_round.count, a_round.spent)
     marks.append(time.monotonic())
-    measured = workers.measurer.measure(task, [candidate.steps for candidate in candidates], best)
+    measured = workers.measurer.measure(task, [load_steps(candidate.steps) for candidate in candidates], best)
     marks.append(time.monotonic())
     records = tuning.records_of(index, candidates, measured, time.monotonic() - began, new_id)
     if records:

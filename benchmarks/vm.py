@@ -33,7 +33,7 @@ from retune.compiler.frontend.importer import load_model
 from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.partition.winograd import winograd_for
 from retune.compiler.graph.pipeline import optimize
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import cpu
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
@@ -190,7 +190,7 @@ def _compared(
     yield Figure(case, "retune", threads, "machine / executor", seconds["machine"] / seconds["executor"], "")
 
 
-def _executor(model: Any, known: Mapping[str, BestProgram], threads: int) -> GraphExecutor:
+def _executor(model: Any, known: Mapping[str, TaskProgram], threads: int) -> GraphExecutor:
     """The network with programs that are known, or fitted to its shapes, as the machine takes them."""
     target = Target.host()
     graph = optimize(load_model(model))
@@ -199,7 +199,7 @@ def _executor(model: Any, known: Mapping[str, BestProgram], threads: int) -> Gra
     return GraphExecutor(compile_graph(graph, target, best, threads=threads, cut=cut), threads)
 
 
-def _guesses(model: Any, threads: int) -> dict[str, BestProgram]:
+def _guesses(model: Any, threads: int) -> dict[str, TaskProgram]:
     """What the search would try first for every kernel of a network that is worth tuning."""
     target = Target.host()
     tasks, _ = partition(optimize(load_model(model)), target, hardware_of(target, threads)).worth_tuning()

@@ -25,9 +25,8 @@ from retune.compiler.graph.partition.partition import Partition, partition, with
 from retune.compiler.graph.partition.winograd import WINOGRAD
 from retune.compiler.measure.peak import peak_kernel
 from retune.compiler.measure.processes.worker_process import WorkerProcess
-from retune.compiler.measure.record import BestProgram
-from retune.compiler.schedule.default.cpu import default_steps
-from retune.compiler.schedule.steps import dump_steps, load_steps
+from retune.compiler.measure.record import TaskProgram
+from retune.compiler.schedule.steps import load_steps
 from retune.compiler.tune.winners import choose_best
 
 LAYERS = {
@@ -76,8 +75,8 @@ def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Fig
     programs, details = {}, {}
     for task, way in zip((plain, *(other.task for other in cut.alternatives)), _names(cut), strict=True):
         found, trials = search(task, workers, run.seconds)
-        winner = choose_best(task, [*map(BestProgram.of, found)], workers.measurer.builder, workers.measurer.runner)
-        programs[way] = winner.program.steps if winner.program else dump_steps(default_steps(task.dag))
+        winner = choose_best(task, [*map(TaskProgram.of, found)], workers.measurer.builder, workers.measurer.runner)
+        programs[way] = winner.program.steps
         details[way] = {"trials": trials}
     with WorkerProcess() as worker:
         ways, peak = worker.call("benchmarks.winograd:time_ways", name, threads, programs)

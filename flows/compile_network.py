@@ -21,7 +21,7 @@ from retune.compiler.runtime.readable import count
 from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork
 from retune.compiler.tune.operators import label_of
 from retune.compiler.tune.report import CompiledResult, Report
-from retune.compiler.tune.winners import TimedPrograms, confirmations, keep_defaults, record_guesses, resolve, shortlist
+from retune.compiler.tune.winners import Confirmation, confirmations, keep_defaults, record_guesses, resolve, shortlist
 from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob, takes_options
 from retune.flows.progress import PhaseAdvanced, PhaseStarted, announce
@@ -103,7 +103,7 @@ def compile_best(
     # Those that matter most come first: the time for programs that no record knows may not suffice for all.
     layers = sorted(extracted.partition.layers(), key=lambda layer: -layer.weight * layer.tasks[0].flop_count)
     announce(PhaseStarted(f"confirming the best programs of {count(len(layers), 'layer')}"))
-    timed: list[list[TimedPrograms]] = []
+    timed: list[list[Confirmation]] = []
     until = _end_of_guesses(job, len(layers))
     for number, layer in enumerate(layers, 1):
         programs = shortlist(layer.tasks, best, known if monotonic() < until else None)
@@ -119,10 +119,10 @@ def compile_best(
     winners, guesses = record_guesses(chosen, run_info, new_id)
     if guesses:
         chain.run(store, "top-candidates", job.place, opaque(guesses))
-    serving = {winner.task_key: winner.serving for winner in winners if winner.serving is not None}
+    serving = {winner.task.workload_key: winner.program for winner in winners if winner.serves}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     file = f"{extracted.name}.retune"
-    kernels = {(program.task_key, text): kernel for program in chosen for text, kernel in program.kernels.items()}
+    kernels = dict(pair for winner in chosen for pair in winner.kernels.items())
     # Its own folder: a network that is called "untuned" would otherwise replace it.
     path, built, instances = folder / file, opaque(kernels), job.instances
     untuned = chain.run(compile_to, "untuned", opaque(extracted), {}, folder / "untuned" / file, built, instances)
@@ -133,8 +133,8 @@ def compile_best(
     if comparison.keeps_defaults:
         announce(PhaseStarted("keeping the default schedules: with the programs found the network is no faster"))
         tuned = chain.run(compile_to, "defaults", opaque(extracted), {}, path, built, instances)
-        used = {row.task_key: row.name for row in tuned.kernels}
-        comparison, winners = comparison.of_defaults(), keep_defaults(winners, used)
+        used = {row.task_key for row in tuned.kernels}
+        comparison, winners = comparison.of_defaults(), keep_defaults(winners, extracted.tasks, used)
     chain.run(store, "confirmations", job.place, opaque(confirmations(winners, run_info, new_id)))
     announce(PhaseStarted("measuring what the machine can do at best"))
     limits = chain.run(limits_of_machine, job.threads * job.instances, job.plan)

@@ -14,7 +14,7 @@ from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.onnx_export import ExportedModel, check_runtime
 from retune.compiler.driver.parallel_build import build_in_parallel
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
 from retune.compiler.runtime.executor.library import Library
@@ -146,13 +146,13 @@ def tune(
     return Network(library, known.signature, KernelExplainer(extracted, _served(library, job.place), job.place))
 
 
-def _served(library: Library, home: Place) -> dict[str, BestProgram]:
+def _served(library: Library, home: Place) -> dict[str, TaskProgram]:
     """The programs that a network was compiled from, as far as the store has their records."""
     store = ParquetRecordStore(home)
     ids = {row.task_key: row.record_id for row in library.network.coverage if row.record_id}
     records = {key: {each.record_id: each for each in store.records(task_key=key)} for key in ids}
     named = {key: records[key].get(number) for key, number in ids.items()}
-    return {key: BestProgram.of(record) for key, record in named.items() if record is not None}
+    return {key: TaskProgram.of(record) for key, record in named.items() if record is not None}
 
 
 def export(

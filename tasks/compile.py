@@ -13,7 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from retune.compiler.driver.compile_network import compile_graph, reuse_kernels
 from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.parallel_build import build_in_parallel
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.tune.extract import ExtractedNetwork
@@ -31,7 +31,7 @@ class SavedNetwork:
 def compile_to(
     label: str,
     extracted: ExtractedNetwork,
-    best: Mapping[str, BestProgram],
+    best: Mapping[str, TaskProgram],
     path: Path,
     kernels: Mapping[tuple[str, str], KernelArtifact],
     instances: int = 1,

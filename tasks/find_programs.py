@@ -7,7 +7,7 @@ from typing import Any
 
 from retune.compiler.core import config
 from retune.compiler.core.gpu_facts import capability_of
-from retune.compiler.measure.record import BestProgram, MeasureRecord
+from retune.compiler.measure.record import MeasureRecord, TaskProgram
 from retune.compiler.runtime.cuda.driver_interface import GpuDevice
 from retune.compiler.tune.extract import ExtractedNetwork
 from retune.storage.base import speed
@@ -17,7 +17,7 @@ from retune.storage.store_url import Place
 
 def find_programs(
     extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None
-) -> tuple[dict[str, BestProgram], dict[str, list[BestProgram]]]:
+) -> tuple[dict[str, TaskProgram], dict[str, list[TaskProgram]]]:
     """The program that serves each task of a network on this machine, by task key, with the time that counts for it,
     infinite where another way to compute the same is known to be faster; and those that may serve a task where that
     cannot be built, the fastest first. For a GPU that this machine lacks the records of all machines count.
@@ -50,20 +50,20 @@ def _newest(records: Iterable[MeasureRecord]) -> MeasureRecord | None:
     return max(confirmations, key=lambda record: (record.timestamp, -record.seconds), default=None)
 
 
-def _serving(rows: Sequence[MeasureRecord], newest: MeasureRecord | None, fastest: MeasureRecord) -> BestProgram:
+def _serving(rows: Sequence[MeasureRecord], newest: MeasureRecord | None, fastest: MeasureRecord) -> TaskProgram:
     """The program of a task with the records `rows`, where its layer has the `newest` confirmation."""
     if newest is None:
-        return BestProgram.of(fastest)
+        return TaskProgram.of(fastest)
     later = [row for row in rows if row.timestamp > newest.timestamp and row.seconds < newest.seconds]
     if later or (newest.task_key == fastest.task_key and math.isfinite(newest.seconds)):
-        return BestProgram.of(min(later, key=speed, default=newest))
-    return replace(BestProgram.of(fastest), seconds=math.inf)
+        return TaskProgram.of(min(later, key=speed, default=newest))
+    return replace(TaskProgram.of(fastest), seconds=math.inf)
 
 
-def _others(rows: Sequence[MeasureRecord], newest: MeasureRecord | None) -> list[BestProgram]:
+def _others(rows: Sequence[MeasureRecord], newest: MeasureRecord | None) -> list[TaskProgram]:
     right = [row for row in rows if math.isfinite(row.seconds) and not row.censored and not row.is_confirmation]
     known = [row for row in right if newest is None or row.timestamp > newest.timestamp or row.seconds > newest.seconds]
-    return [BestProgram.of(row) for row in sorted(known, key=speed)]
+    return [TaskProgram.of(row) for row in sorted(known, key=speed)]
 
 
 def threads_of_records(extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None, keys: set[str]) -> list[int]:

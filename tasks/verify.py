@@ -9,11 +9,11 @@ from prefect.cache_policies import NO_CACHE
 from retune.compiler.frontend.network import network_bytes
 from retune.compiler.measure.processes.device_lock import device_key, device_lock
 from retune.compiler.measure.processes.worker_process import WorkerProcess
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tune.limits import MachineLimits
 from retune.compiler.tune.report import Comparison
-from retune.compiler.tune.winners import Confirmation, TimedPrograms, confirm_fastest, time_again
+from retune.compiler.tune.winners import Confirmation, confirm_fastest, time_again
 from retune.compiler.tune.worker_service import DeviceFacts, compare_on_device, limits_of_device
 from retune.tasks.fleet.engines import FlowEngine
 from retune.tasks.fleet.plan import FleetPlan
@@ -23,14 +23,14 @@ from retune.tasks.names import named
 
 @task(name="time-again", task_run_name="time-again-{name}", cache_policy=NO_CACHE)
 def time_programs(
-    name: str, workers: Workers, search_task: SearchTask, programs: Sequence[BestProgram]
-) -> TimedPrograms:
+    name: str, workers: Workers, search_task: SearchTask, programs: Sequence[TaskProgram]
+) -> Confirmation:
     """Time a task's best programs again, in turn with the default schedule; build those not kept."""
     return time_again(search_task, programs, workers.builder, workers.runner, workers.kept)
 
 
 @task(name="confirm", task_run_name="confirm", cache_policy=NO_CACHE)
-def confirm(workers: Workers, timed: Sequence[TimedPrograms]) -> list[Confirmation]:
+def confirm(workers: Workers, timed: Sequence[Confirmation]) -> list[Confirmation]:
     """Check the fastest program of each task once more in a fresh process, and choose what serves."""
     return confirm_fastest(timed, workers.runner)
 

@@ -24,7 +24,7 @@ from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition.partition import Alternative, Partition, partition, with_alternatives
 from retune.compiler.graph.partition.to_plan import to_plan
 from retune.compiler.graph.partition.winograd import winograd_for
-from retune.compiler.measure.record import DEFAULT_SCHEDULE, FITTED_CANDIDATE, TOP_CANDIDATE, BestProgram
+from retune.compiler.measure.record import DEFAULT_SCHEDULE, FITTED_CANDIDATE, TOP_CANDIDATE, TaskProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
@@ -111,12 +111,12 @@ def reuse_kernels(
 def compile_graph(
     graph: Graph,
     target: Target,
-    best: Mapping[str, BestProgram] | None = None,
+    best: Mapping[str, TaskProgram] | None = None,
     *,
     threads: int = 1,
     cut: Partition | None = None,
     build: BuildKernels = build_in_process,
-    others: Mapping[str, Sequence[BestProgram]] = MappingProxyType({}),
+    others: Mapping[str, Sequence[TaskProgram]] = MappingProxyType({}),
     metadata: Mapping[str, object] | None = None,
     release: bool = False,
 ) -> CompiledNetwork:
@@ -173,7 +173,7 @@ def compile_graph(
     return network
 
 
-def fastest_alternatives(cut: Partition, best: Mapping[str, BestProgram]) -> tuple[Alternative, ...]:
+def fastest_alternatives(cut: Partition, best: Mapping[str, TaskProgram]) -> tuple[Alternative, ...]:
     """Those alternatives that are known to be faster than the direct task and all others: by the programs in `best`, or
     else by what the dispatch context knows. A program that does not fit its task makes no alternative fast. Where no
     way to compute a layer is known, the way that is predicted to be much the fastest.
@@ -209,7 +209,7 @@ def _is_in_context(task: SearchTask) -> bool:
         return context is not None and context.query(task.target, task.workload_key, True, task.dag) is not None
 
 
-def _fits(task: SearchTask, known: BestProgram) -> bool:
+def _fits(task: SearchTask, known: TaskProgram) -> bool:
     try:
         replay(task.dag, load_steps(known.steps))
     except BUILD_ERRORS:
@@ -217,7 +217,7 @@ def _fits(task: SearchTask, known: BestProgram) -> bool:
     return True
 
 
-def _choose(task: SearchTask, best: BestProgram | None, heavy: bool) -> ChosenProgram:
+def _choose(task: SearchTask, best: TaskProgram | None, heavy: bool) -> ChosenProgram:
     """The recorded program, when it can be read; else what the dispatch context knows."""
     if best is None:
         if not is_enabled():
@@ -252,7 +252,7 @@ def _on_cpu(choice: ChosenProgram, threads: int, why: Exception) -> ChosenProgra
 
 
 def _build(
-    choices: list[ChosenProgram], build: BuildKernels, threads: int, others: Mapping[str, Sequence[BestProgram]]
+    choices: list[ChosenProgram], build: BuildKernels, threads: int, others: Mapping[str, Sequence[TaskProgram]]
 ) -> tuple[list[ChosenProgram], list[KernelArtifact]]:
     """All kernels, with something else in place of those that cannot be built."""
     final, artifacts = [], []
@@ -264,7 +264,7 @@ def _build(
     return final, artifacts
 
 
-def _next_best(choice: ChosenProgram, others: Mapping[str, Sequence[BestProgram]]) -> Iterator[ChosenProgram]:
+def _next_best(choice: ChosenProgram, others: Mapping[str, Sequence[TaskProgram]]) -> Iterator[ChosenProgram]:
     """What may take the place of a record that cannot be built: a few programs, each of which takes a build."""
     programs = others.get(choice.task.workload_key, ()) if choice.record_id else ()
     known = (_choose(choice.task, program, True) for program in programs if program.record_id != choice.record_id)

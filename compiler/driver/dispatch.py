@@ -23,10 +23,9 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.pass_context import PassContext
 from retune.compiler.measure.logs.history import best_trial, best_trials, carries_over, distance
 from retune.compiler.measure.logs.log import LoggedTrial, code_target, from_record, read_log
-from retune.compiler.measure.record import BestProgram, MeasureRecord
+from retune.compiler.measure.record import MeasureRecord, TaskProgram
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State, replay
-from retune.compiler.schedule.steps import dump_steps
 
 _log = logging.getLogger(__name__)
 
@@ -157,12 +156,12 @@ class DispatchContext:
         own = self.recorded_seconds(target, workload_key)
         return own if own < math.inf or outer is None else outer.expected_seconds(target, workload_key)
 
-    def programs(self, target: Target) -> tuple[BestProgram, ...]:
+    def programs(self, target: Target) -> tuple[TaskProgram, ...]:
         """The programs that this context and those around it know for targets of that kind, of whichever task."""
         outer = self._outer()
         return (*self.recorded_programs(target), *(() if outer is None else outer.programs(target)))
 
-    def recorded_programs(self, target: Target) -> tuple[BestProgram, ...]:
+    def recorded_programs(self, target: Target) -> tuple[TaskProgram, ...]:
         """Those of this context's own records."""
         del target
         return ()
@@ -290,10 +289,10 @@ class ApplyHistoryBest(DispatchContext):
         same = (trial for trial in self._candidates(target, workload_key) if trial.task.workload_key == workload_key)
         return next((trial.seconds for trial in same), math.inf)
 
-    def recorded_programs(self, target: Target) -> tuple[BestProgram, ...]:
+    def recorded_programs(self, target: Target) -> tuple[TaskProgram, ...]:
         """The best program of every workload."""
         trials = (trial for trial in self._best if carries_over(trial.task.target_text, str(target)))
-        return tuple(BestProgram(trial.task.workload_key, dump_steps(trial.steps), trial.seconds) for trial in trials)
+        return tuple(trial.program for trial in trials)
 
     def _candidates(self, target: Target, workload_key: str) -> Sequence[LoggedTrial]:
         """Programs to try, the most trustworthy first: this target, its kind, then other sizes by expected time."""

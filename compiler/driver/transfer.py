@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from retune.compiler.core.errors import ScheduleError
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.schedule.steps import Step, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
@@ -22,7 +22,7 @@ _TRIED = 4
 """So many of the programs most alike are tried, until one fits."""
 
 
-def transfer_program(task: SearchTask, programs: Iterable[BestProgram]) -> tuple[Step, ...] | None:
+def transfer_program(task: SearchTask, programs: Iterable[TaskProgram]) -> tuple[Step, ...] | None:
     """The steps of the nearest program that fits; None when none does, or no task among them is alike."""
     close = k_nearest(task.workload_key, programs, _TRIED)
     if not close:

@@ -1,6 +1,6 @@
 """Builds candidates of a task in several worker processes.
 
-One `BuiltProgram` a candidate, in order; a candidate that crashes the compiler or takes too long costs one result.
+One untimed `Measurement` a candidate, in order; one that crashes the compiler or takes too long costs its own result.
 """
 
 import math
@@ -16,7 +16,7 @@ from retune.compiler.measure.attribution import collect
 from retune.compiler.measure.processes.worker_pool import WorkerPool
 from retune.compiler.measure.processes.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuiltProgram
+from retune.compiler.measure.results import Measurement
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
@@ -69,7 +69,7 @@ class LocalBuilder:
         """Whether some processes build while programs are timed on `cpus`, none of them on these CPUs."""
         return bool(cpus) and self.n_steady > 0 and set(cpus) <= set(self.lane)
 
-    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuiltProgram]:
+    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[Measurement]:
         """Build every candidate (the steps of one program each).
 
         A failed result has status INSTANTIATION (the steps do not apply), COMPILE_HOST or BUILD_TIMEOUT.
@@ -83,7 +83,7 @@ class LocalBuilder:
 
     def start(
         self, task: SearchTask, candidates: Sequence[Sequence[Step]]
-    ) -> AbstractContextManager[list[Future[BuiltProgram]]]:
+    ) -> AbstractContextManager[list[Future[Measurement]]]:
         """Begin to build; unfinished builds are ended with the block."""
         return self._pool.start(lambda worker, steps: self._build_one(worker, task, steps), candidates)
 
@@ -105,7 +105,7 @@ class LocalBuilder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _build_one(self, worker: WorkerProcess, task: SearchTask, steps: Sequence[Step]) -> BuiltProgram:
+    def _build_one(self, worker: WorkerProcess, task: SearchTask, steps: Sequence[Step]) -> Measurement:
         key = task.identity
 
         def stream_from(_: int) -> Iterator[object]:
@@ -121,11 +121,11 @@ class LocalBuilder:
         (result,) = collect(1, stream_from, self._failed)
         return result
 
-    def _failed(self, error: WorkerFailedError, seconds: float) -> BuiltProgram:
+    def _failed(self, error: WorkerFailedError, seconds: float) -> Measurement:
         if isinstance(error, WorkerTimeoutError):
             text = f"the build took more than {self.timeout_s:g} s"
-            return BuiltProgram(None, MeasureStatus.BUILD_TIMEOUT, text, seconds)
-        return BuiltProgram(None, MeasureStatus.COMPILE_HOST, f"the compiler crashed: {error}", seconds)
+            return Measurement((), MeasureStatus.BUILD_TIMEOUT, text, seconds)
+        return Measurement((), MeasureStatus.COMPILE_HOST, f"the compiler crashed: {error}", seconds)
 
 
 def _path_of(build_func: Callable[..., KernelArtifact] | str) -> str:

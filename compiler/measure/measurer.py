@@ -14,7 +14,7 @@ from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes.cuda_runner import CudaRunner
 from retune.compiler.measure.remote.fleet import FleetRunner
-from retune.compiler.measure.results import BuiltProgram, Measurement
+from retune.compiler.measure.results import Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
@@ -42,7 +42,7 @@ class Measurer(Protocol):
 class Builder(Protocol):
     """Builds kernels of programs."""
 
-    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuiltProgram]:
+    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[Measurement]:
         """One result per candidate, in order. Raises: MeasureError when nothing can be built."""
         ...
 
@@ -51,12 +51,12 @@ class Runner(Protocol):
     """Times kernels, on one device; see `LocalRunner`."""
 
     def run(
-        self, task: SearchTask, builds: Sequence[BuiltProgram], best_seconds: float | None = None
+        self, task: SearchTask, builds: Sequence[Measurement], best_seconds: float | None = None
     ) -> list[Measurement]:
         """One result per build, in order. Raises: MeasureError when nothing can be timed."""
         ...
 
-    def compare(self, task: SearchTask, builds: Sequence[BuiltProgram], passes: int = 7) -> list[Measurement] | None:
+    def compare(self, task: SearchTask, builds: Sequence[Measurement], passes: int = 7) -> list[Measurement] | None:
         """The builds timed in turn, or None when the process was lost. Raises: MeasureError."""
         ...
 

@@ -1,4 +1,4 @@
-"""Measured programs as plain data: the stored row, and the winning program of a task.
+"""Programs of tasks as plain data: the stored row of a trial, and a program that is proposed, known or chosen.
 
 `MeasureRecord` is the only compiler type that storage uses.
 """
@@ -130,9 +130,12 @@ class MeasureRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class BestProgram:
-    """The winning program of a task, or of a similar task: its task's key, `steps` as text, and the seconds of a call,
-    infinite while unknown. `record_id` is that of its record, empty without a record; `mutation` is as in a record.
+class TaskProgram:
+    """A program of a task: proposed by a search, measured, or chosen for a network.
+
+    `steps` are its steps as text and `seconds` the time of a call, infinite while unknown and for a failure; an
+    `is_disturbed` time is much too long. `record_id` is that of its record, empty without one. `mutation` is the move
+    of the search that made it from `parent_id`, `predicted` the score that selected it, higher is better.
     """
 
     task_key: str
@@ -140,10 +143,14 @@ class BestProgram:
     seconds: float = math.inf
     record_id: str = ""
     mutation: str = ""
+    parent_id: str = ""
+    predicted: float | None = None
+    is_disturbed: bool = False
 
     @classmethod
-    def of(cls, record: MeasureRecord) -> "BestProgram":
+    def of(cls, record: MeasureRecord) -> "TaskProgram":
         """The program of a record, or of a confirmation, with the record that this confirms."""
         record_id = record.parent_id if record.is_confirmation else record.record_id
         mutation = record.mutation.removeprefix(CONFIRMED).removeprefix(", ")
-        return cls(record.task_key, record.steps, record.seconds, record_id, mutation)
+        origin = mutation, record.parent_id, record.predicted
+        return cls(record.task_key, record.steps, record.seconds, record_id, *origin, record.is_disturbed)

@@ -15,7 +15,7 @@ from retune.compiler.measure.check import roundings_of
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuiltProgram, Measurement, describe, in_order
+from retune.compiler.measure.results import Measurement, describe, in_order
 from retune.compiler.measure.task_buffers import TaskSetup
 from retune.compiler.measure.task_inputs import revision, special_inputs
 from retune.compiler.runtime.artifact import KernelArtifact
@@ -72,7 +72,7 @@ class LocalRunner:
         """Check that the device exists. Raises: DeviceError saying what is missing."""
 
     def run(
-        self, task: SearchTask, builds: Sequence[BuiltProgram], best_seconds: float | None = None
+        self, task: SearchTask, builds: Sequence[Measurement], best_seconds: float | None = None
     ) -> list[Measurement]:
         """Check and time every built candidate; failed builds pass through. `best_seconds` is the task's best cost so
         far.
@@ -88,7 +88,7 @@ class LocalRunner:
         best = math.inf if best_seconds is None else best_seconds
         return in_order(builds, self._run_built(task, artifacts, best))
 
-    def compare(self, task: SearchTask, builds: Sequence[BuiltProgram], passes: int = 7) -> list[Measurement] | None:
+    def compare(self, task: SearchTask, builds: Sequence[Measurement], passes: int = 7) -> list[Measurement] | None:
         """Time programs that passed `run`, in turn: the costs of each are its times in the `passes`, one repeat of
         each. None when the worker did not survive: then the cause is unknown.
 

@@ -9,12 +9,12 @@ from math import inf, isfinite
 
 import numpy as np
 
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.search import mutation
 from retune.compiler.search.evolution import Individual
 from retune.compiler.search.genome import Rows, keys_of
 from retune.compiler.search.prior import rank_correlation
-from retune.compiler.search.protocol import Observation
 from retune.compiler.search.scored import Features, TaskFeatures
 from retune.compiler.search.space import SketchSpace
 
@@ -52,18 +52,18 @@ class ObservedPrograms:
         """Remember individuals and features of this round's programs for `observe`; forget the last round's."""
         self._proposed = dict(programs)
 
-    def observe(self, results: Sequence[Observation]) -> list[Features | None]:
+    def observe(self, results: Sequence[TaskProgram]) -> list[Features | None]:
         """Remember every result; return the features (S, F) of each, None where the steps do not fit the task.
 
         Raises: ScheduleError when a steps text cannot be read at all.
         """
-        texts = [result.steps_text for result in results]
+        texts = [result.steps for result in results]
         located = {text: entry for text in texts if (entry := self._proposed.get(text)) is not None}
         located |= {text: self._expected.pop(text) for text in texts if text in self._expected}
         located |= self._locate([text for text in dict.fromkeys(texts) if text not in located])
         for result in results:
-            text = result.steps_text
-            self.seconds[text] = result.seconds if result.seconds is not None and result.seconds > 0.0 else inf
+            text = result.steps
+            self.seconds[text] = result.seconds if result.seconds > 0.0 else inf
             individual, features = located[text]
             if individual is not None and features is not None:
                 self.keys.add(individual.key)

@@ -15,6 +15,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model import CostModel, TrainingBatch
 from retune.compiler.schedule.bounds import infer_bounds
 from retune.compiler.schedule.state import State, replay
@@ -38,9 +39,7 @@ from retune.compiler.search.observed import Located, ObservedPrograms
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.prior import blended
 from retune.compiler.search.protocol import (
-    Candidate,
     EmptyPolicy,
-    Observation,
     Policy,
     PreloadMeasuredStates,
     SearchCallback,
@@ -55,9 +54,7 @@ from retune.compiler.search.spaces import spaces_of
 from retune.compiler.search.transfer import refitted
 
 __all__ = [
-    "Candidate",
     "EmptyPolicy",
-    "Observation",
     "Policy",
     "PreloadCustomSketchRule",
     "PreloadMeasuredStates",
@@ -134,7 +131,7 @@ class SketchPolicy:
         met = evolve(self._specs, first, self._score, self.options, self._experiment())
         return tuple(self._state(member) for member in islice(ranking(met, self.observed.keys), out_size))
 
-    def preload(self, results: Sequence[Observation]) -> None:
+    def preload(self, results: Sequence[TaskProgram]) -> None:
         """Take in results as `tell` does, without teaching the model."""
         self.observed.observe(results)
 
@@ -147,7 +144,7 @@ class SketchPolicy:
     def _state(self, member: Individual) -> State:
         return infer_bounds(replay(self.task.dag, self.spaces[member.space].steps(member.row)))
 
-    def ask(self, count: int, round_index: int, spent: float = 0.0) -> tuple[Candidate, ...]:
+    def ask(self, count: int, round_index: int, spent: float = 0.0) -> tuple[TaskProgram, ...]:
         """Propose at most `count` unmeasured programs, the most promising first.
 
         `spent` is the used share of the budget: towards the end neighbors of the best programs get a part. Fewer
@@ -169,7 +166,9 @@ class SketchPolicy:
                 return candidates
         return ()
 
-    def _try_round(self, rng: np.random.Generator, count: int, spent: float, few: int | None) -> tuple[Candidate, ...]:
+    def _try_round(
+        self, rng: np.random.Generator, count: int, spent: float, few: int | None
+    ) -> tuple[TaskProgram, ...]:
         first = self._first_generation(rng, few)
         generations = min(self.options.generations, -(-count // self.options.batch_per_generation))
         met = evolve(self._specs, first, self._score, replace(self.options, generations=generations), rng)
@@ -233,7 +232,7 @@ class SketchPolicy:
     def _stacked(space: SketchSpace, rows: Sequence[Rows]) -> Rows:
         return np.array(rows, dtype=np.int64).reshape(-1, space.layout.width)
 
-    def tell(self, results: Sequence[Observation]) -> None:
+    def tell(self, results: Sequence[TaskProgram]) -> None:
         """Take in results and let the model learn from them in one update.
 
         Steps of any origin are accepted: steps that fit a sketch seed later populations. Steps that do not fit the task
@@ -243,10 +242,10 @@ class SketchPolicy:
         rows: list[Features] = []
         seconds: list[float] = []
         # On a machine that is always busy, all timings are disturbed.
-        timed = [result for result in results if result.seconds is not None and result.seconds < inf]
+        timed = [result for result in results if result.seconds < inf]
         includes_disturbed = 2 * sum(result.is_disturbed for result in timed) > len(timed)
         for result, features in zip(results, self.observed.observe(results), strict=True):
-            best = self.observed.seconds[result.steps_text]
+            best = self.observed.seconds[result.steps]
             teaches = includes_disturbed or not result.is_disturbed
             if features is not None and teaches and (self.options.learn_failures or best < inf):
                 rows.append(features)
@@ -374,18 +373,19 @@ class SketchPolicy:
                         filled.setdefault(member.key, member)
         return filled
 
-    def _candidates(self, chosen: Collection[Individual]) -> tuple[Candidate, ...]:
-        candidates: dict[str, Candidate] = {}
+    def _candidates(self, chosen: Collection[Individual]) -> tuple[TaskProgram, ...]:
+        candidates: dict[str, TaskProgram] = {}
         located: dict[str, Located] = {}
         features = self._features_of({member.key for member in chosen})
         for member in chosen:
             space = self.spaces[member.space]
-            steps = space.steps(member.row)
-            text = dump_steps(steps)
+            text = dump_steps(space.steps(member.row))
             if text in self.observed.seconds or text in candidates:  # known as steps text, or of two sketches
                 continue
-            parent = None if member.parent is None else program_id(dump_steps(space.steps(member.parent)))
-            candidates[text] = Candidate(steps, text, member.score, parent, member.move)
+            parent = "" if member.parent is None else program_id(dump_steps(space.steps(member.parent)))
+            candidates[text] = TaskProgram(
+                self.task.workload_key, text, mutation=member.move, parent_id=parent, predicted=member.score
+            )
             # Copies: a view would keep the arrays of the whole generation alive.
             if member.key in features:
                 located[text] = replace(member, row=member.row.copy(), parent=None), features[member.key]

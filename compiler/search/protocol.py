@@ -1,4 +1,4 @@
-"""Protocol between search policies and their callers: candidates, observations, and the policy that does not search.
+"""Protocol between search policies and their callers, and the policy that does not search.
 
 A custom policy is any class with `ask` and `tell`.
 """
@@ -8,44 +8,22 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from zlib import crc32
 
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model import CostModel
 from retune.compiler.schedule.state import State
-from retune.compiler.schedule.steps import Step, dump_steps, load_steps
+from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import mutation
 from retune.compiler.search.genome import Scores
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A program to measure."""
-
-    steps: tuple[Step, ...]
-    steps_text: str
-    predicted: float | None
-    """The score that selected it, higher is better."""
-    parent: str | None
-    """The `program_id` of the parent."""
-    mutation: str
-    """The move that made it from its parent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """A measured program: seconds per call, None or inf for a failure. Disturbed timings are much too long."""
-
-    steps_text: str
-    seconds: float | None
-    is_disturbed: bool = False
-
-
 class Policy(Protocol):
     """Proposes programs of one task and learns from their results."""
 
-    def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:
+    def ask(self, count: int, round_index: int) -> tuple[TaskProgram, ...]:
         """At most `count` unmeasured programs; none when the task is exhausted."""
 
-    def tell(self, results: Sequence[Observation]) -> None:
+    def tell(self, results: Sequence[TaskProgram]) -> None:
         """Take in results, of proposed programs or of any others of the task."""
 
 
@@ -74,7 +52,7 @@ class PreloadMeasuredStates:
     `results` are the task's results, or a function of the task that returns them (from a log, say).
     """
 
-    results: Sequence[Observation] | Callable[[SearchTask], Sequence[Observation]]
+    results: Sequence[TaskProgram] | Callable[[SearchTask], Sequence[TaskProgram]]
 
     def prepare(self, policy: Any) -> None:
         policy.preload(self.results(policy.task) if callable(self.results) else self.results)
@@ -89,16 +67,16 @@ class EmptyPolicy:
         for callback in init_search_callbacks:
             callback.prepare(self)
 
-    def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:  # noqa: ARG002
+    def ask(self, count: int, round_index: int) -> tuple[TaskProgram, ...]:  # noqa: ARG002
         """The program without steps, until it is measured."""
         if count < 1 or self._observed:
             return ()
-        return (Candidate((), dump_steps(()), None, None, mutation.SAMPLE),)
+        return (TaskProgram(self.task.workload_key, dump_steps(()), mutation=mutation.SAMPLE),)
 
-    def tell(self, results: Sequence[Observation]) -> None:
-        self._observed = self._observed or any(not load_steps(result.steps_text) for result in results)
+    def tell(self, results: Sequence[TaskProgram]) -> None:
+        self._observed = self._observed or any(not load_steps(result.steps) for result in results)
 
-    def preload(self, results: Sequence[Observation]) -> None:
+    def preload(self, results: Sequence[TaskProgram]) -> None:
         """Same as `tell`: there is no model to train."""
         self.tell(results)
 

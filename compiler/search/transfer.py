@@ -14,7 +14,7 @@ from math import inf, log2
 
 import numpy as np
 
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.schedule.steps import Split, Step
 from retune.compiler.search.factorize import divisors
 from retune.compiler.search.genome import Rows
@@ -27,7 +27,7 @@ ADVICE = 24
 """Number of programs of similar tasks that warm a task's search."""
 
 
-def fastest(programs: Iterable[BestProgram]) -> tuple[BestProgram, ...]:
+def fastest(programs: Iterable[TaskProgram]) -> tuple[TaskProgram, ...]:
     """The programs that a task shares; the last time counts for a repeated program."""
     latest = {program.steps: program for program in programs if program.seconds < inf}
     return tuple(sorted(latest.values(), key=lambda program: (program.seconds, program.steps))[:SHARED])
@@ -46,9 +46,9 @@ def distance(key: str, other_key: str) -> float:
     return sum(abs(log2(max(a, 1)) - log2(max(b, 1))) for a, b in sizes)
 
 
-def k_nearest(task_key: str, programs: Iterable[BestProgram], count: int) -> tuple[BestProgram, ...]:
+def k_nearest(task_key: str, programs: Iterable[TaskProgram], count: int) -> tuple[TaskProgram, ...]:
     """At most `count` programs of the most similar tasks, round robin over these; none of the task itself."""
-    ranked: dict[str, list[BestProgram]] = {}
+    ranked: dict[str, list[TaskProgram]] = {}
     for program in sorted(programs, key=lambda program: (program.seconds, program.steps)):
         if program.task_key != task_key and distance(task_key, program.task_key) < inf:
             ranked.setdefault(program.task_key, []).append(program)

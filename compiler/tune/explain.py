@@ -14,7 +14,7 @@ from retune.compiler.codegen.build import build_kernel
 from retune.compiler.core.errors import OptionError
 from retune.compiler.core.target import Target
 from retune.compiler.ir import trace
-from retune.compiler.measure.record import BestProgram, MeasureRecord
+from retune.compiler.measure.record import MeasureRecord, TaskProgram
 from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.runtime.readable import count, milliseconds
@@ -116,7 +116,7 @@ class Explanation:
 
     task: SearchTask
     uses: int
-    program: BestProgram | None
+    program: TaskProgram | None
     seconds: float
     nodes: str
     search: SearchFacts | None

@@ -292,9 +292,9 @@ class Report:
 
 def _row(row: KernelRow, compiled: CompiledResult, spent: TuningSummary) -> KernelRow:
     """`row`, of a task of the run, with what serves it in the compiled network."""
-    by_key = {winner.task_key: winner for winner in compiled.winners}
+    by_key = {winner.task.workload_key: winner for winner in compiled.winners}
     winner = by_key.get(row.task_key)
-    program = winner.program if winner else None
+    program = None if winner is None or winner.is_default else winner.program
     reasons = [*([row.stop_reason] if row.stop_reason else []), *row.failed_rules]
     if winner is None or not winner.serves:
         measured = winner is not None or math.isfinite(row.best_seconds)
@@ -303,7 +303,7 @@ def _row(row: KernelRow, compiled: CompiledResult, spent: TuningSummary) -> Kern
         rival = next(serving, "another way to compute it")
         reasons.append(f"{rival} computes the same faster" if measured else f"not measured; {rival} is used")
     elif program is None:
-        why = "the fastest tried" if winner.tried else "no time was left to try a program"
+        why = "the fastest tried" if len(winner.programs) > 1 else "no time was left to try a program"
         reasons.append(winner.why or why)
     rejected = [f"rejected {text}" for text in winner.rejected] if winner else []
     tuned = ProgramSource.DEFAULT if program is None else ORIGINS.get(program.mutation, ProgramSource.RECORD)

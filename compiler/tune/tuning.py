@@ -18,7 +18,7 @@ from itertools import groupby
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.core import config
 from retune.compiler.core.options import SchedulerOptions
-from retune.compiler.measure.record import DEFAULT_SCHEDULE, BestProgram, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureRecord, MeasureStatus, TaskProgram
 from retune.compiler.measure.results import Measurement
 from retune.compiler.model.base import TrainingBatch
 from retune.compiler.model.boosted_trees import XGBModel
@@ -28,7 +28,7 @@ from retune.compiler.schedule.default.shares import are_small, moved_bytes
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import Candidate, Observation, Policy, SketchPolicy
+from retune.compiler.search.policy import Policy, SketchPolicy
 from retune.compiler.search.task_scheduler import network_latency
 from retune.compiler.search.transfer import fastest
 from retune.compiler.tune.tuning_loop import TaskProgress, TuningLoop, first_state
@@ -53,23 +53,27 @@ class RunHeader:
     round: int = 0
     elapsed: float = 0.0
 
-    def record(
-        self, task_key: str, task_name: str, candidate: Candidate, measured: Measurement, record_id: str
-    ) -> MeasureRecord:
-        """The row of a measured candidate."""
+    def record(self, task: SearchTask, program: TaskProgram, measured: Measurement, record_id: str) -> MeasureRecord:
+        """The row of a measured program of a task."""
         return MeasureRecord(
             record_id=record_id,
-            task_key=task_key,
-            task_name=task_name,
-            steps=candidate.steps_text,
-            parent_id=candidate.parent or "",
-            mutation=candidate.mutation,
-            predicted=candidate.predicted,
+            task_key=task.workload_key,
+            task_name=task.name,
+            steps=program.steps,
+            parent_id=program.parent_id,
+            mutation=program.mutation,
+            predicted=program.predicted,
             engine_version=config.engine_version(),
             llvm_version=config.llvm_version(),
             timestamp=time.time(),
+            costs=measured.costs,
+            status=measured.status,
+            error=measured.error,
+            build_seconds=measured.build_seconds,
+            run_seconds=measured.run_seconds,
+            censored=measured.censored,
+            contention=measured.contention,
             **asdict(self),
-            **asdict(measured),
         )
 
 
@@ -189,7 +193,7 @@ class Tuning(TuningLoop[TunedTask]):
         are what the models of earlier runs knew; of those the tasks of other networks are learned. `foreign` are good
         programs of tasks that are none of this run's, for tasks that are like them.
         """
-        self._foreign = tuple(BestProgram.of(record) for record in foreign if record.costs)
+        self._foreign = tuple(TaskProgram.of(record) for record in foreign if record.costs)
         # Only the trainings that the final model depends on are done: a resumed run starts in seconds.
         with nullcontext() if self.model is None else self.model.retracing():
             if self.model is not None:
@@ -203,7 +207,7 @@ class Tuning(TuningLoop[TunedTask]):
             records = history.get(task.task.workload_key, ())
             if records:
                 self._learn(task, records)
-                task.fastest = fastest((*map(BestProgram.of, records), *task.fastest))
+                task.fastest = fastest((*map(TaskProgram.of, records), *task.fastest))
                 task.guessed_seconds = min((record.seconds for record in records if record.is_guess), default=math.inf)
                 if not all(record.is_guess for record in records):  # a task with guesses alone was never searched
                     task.state = replace(task.state, best_seconds=min(record.seconds for record in records))
@@ -219,24 +223,22 @@ class Tuning(TuningLoop[TunedTask]):
             records = tuple(group)
             self.tell(by_key[records[0].task_key], records)
 
-    def ask(self, index: int, count: int, spent: float = 0.0) -> tuple[Candidate, ...]:
+    def ask(self, index: int, count: int, spent: float = 0.0) -> tuple[TaskProgram, ...]:
         """Up to `count` unmeasured programs of a task; the first round begins with the default schedule.
         May be empty. `spent` is the share of the run's budget that is gone.
         """
         task = self.tasks[index]
-        first: tuple[Candidate, ...] = ()
+        first: tuple[TaskProgram, ...] = ()
         # The default schedule is measured first: the report's speedup and the confirmation compare with it.
         if task.state.rounds == 0:
-            steps = default_steps_of(task.task)
-            text = dump_steps(steps)
-            if text not in task.known:
-                first = (Candidate(steps, text, None, None, DEFAULT_SCHEDULE),)
+            default = default_program(task.task)
+            first = () if default.steps in task.known else (default,)
         if count > len(first):
             asked = self._asked(index, count - len(first), spent)
-            first = (*first, *(candidate for candidate in asked if candidate.steps_text not in task.known))
+            first = (*first, *(candidate for candidate in asked if candidate.steps not in task.known))
         return first
 
-    def _asked(self, index: int, count: int, spent: float) -> tuple[Candidate, ...]:
+    def _asked(self, index: int, count: int, spent: float) -> tuple[TaskProgram, ...]:
         task = self.tasks[index]
         if not isinstance(task.policy, SketchPolicy):
             return task.policy.ask(count, task.state.rounds)
@@ -246,7 +248,7 @@ class Tuning(TuningLoop[TunedTask]):
     def records_of(
         self,
         index: int,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[TaskProgram],
         measurements: Sequence[Measurement],
         elapsed: float,
         new_id: Callable[[], str],
@@ -254,8 +256,8 @@ class Tuning(TuningLoop[TunedTask]):
         """The rows of one measured round, in the order of the candidates. `elapsed` is the run's clock now."""
         task, run_info = self.tasks[index].task, replace(self.run_info, round=self.rounds, elapsed=elapsed)
         return tuple(
-            run_info.record(task.workload_key, task.name, candidate, measured, new_id())
-            for candidate, measured in zip(candidates, measurements, strict=True)
+            run_info.record(task, program, measured, new_id())
+            for program, measured in zip(candidates, measurements, strict=True)
         )
 
     def tell(self, index: int, records: Sequence[MeasureRecord]) -> None:
@@ -268,7 +270,7 @@ class Tuning(TuningLoop[TunedTask]):
         task.trials += len(records)
         before = self.rounds
         failure = common_failure(records) if is_first else ""
-        self.finish_round(index, [*map(BestProgram.of, records)], failure, task.guessed_seconds)
+        self.finish_round(index, [*map(TaskProgram.of, records)], failure, task.guessed_seconds)
         self.rounds = max([before, *(record.round + 1 for record in records)])
         # max: records of one round may be told in any order, and the clock never goes back.
         self.elapsed = max([self.elapsed, *(record.elapsed for record in records)])
@@ -280,7 +282,7 @@ class Tuning(TuningLoop[TunedTask]):
         return None if self.model is None else self.model.last_metrics
 
     def _learn(self, task: TunedTask, records: Sequence[MeasureRecord]) -> None:
-        task.policy.tell([Observation(record.steps, record.seconds, record.is_disturbed) for record in records])
+        task.policy.tell([TaskProgram.of(record) for record in records])
         task.failed_rules = tuple(getattr(task.policy, "failed_rules", ()))
         task.known.update(record.steps for record in records)
         defaults = [record.seconds for record in records if record.mutation == DEFAULT_SCHEDULE]
@@ -311,6 +313,11 @@ def begin(
         layers,
         scheduler,
     )
+
+
+def default_program(task: SearchTask) -> TaskProgram:
+    """The default schedule of a task."""
+    return TaskProgram(task.workload_key, dump_steps(default_steps_of(task)), mutation=DEFAULT_SCHEDULE)
 
 
 def contention_of(records: Iterable[MeasureRecord]) -> list[float]:

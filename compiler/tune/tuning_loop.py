@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from retune.compiler.core.options import SchedulerOptions
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.schedule.structure import structure_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.task_scheduler import (
@@ -42,7 +42,7 @@ class TaskProgress:
 
     task: SearchTask
     state: TaskState
-    fastest: tuple[BestProgram, ...] = ()
+    fastest: tuple[TaskProgram, ...] = ()
     stop_reason: str = ""
 
 
@@ -87,7 +87,7 @@ class TuningLoop(Generic[ProgressT]):
         self.rounds = 0
         self.ended = ""
         self._progress: list[tuple[int, float]] = []
-        self._foreign: tuple[BestProgram, ...] = ()
+        self._foreign: tuple[TaskProgram, ...] = ()
 
     @property
     def states(self) -> list[TaskState]:
@@ -150,7 +150,7 @@ class TuningLoop(Generic[ProgressT]):
         return [program.steps for program in k_nearest(task.task.workload_key, (*others, *self._foreign), ADVICE)]
 
     def finish_round(
-        self, index: int, programs: Sequence[BestProgram], stop_reason: str = "", known_seconds: float = math.inf
+        self, index: int, programs: Sequence[TaskProgram], stop_reason: str = "", known_seconds: float = math.inf
     ) -> None:
         """Take in the programs that a round of task `index` measured. A `stop_reason` ends the task; `known_seconds` is
         the time of its best program that no round measured.

@@ -8,7 +8,7 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +25,6 @@ from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes.cuda_runner import RUNNERS, gpu_here, gpu_of_key, runner_for
 from retune.compiler.measure.processes.device_lock import device_key, device_lock
 from retune.compiler.measure.processes.worker_process import WorkerProcess
-from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.remote.fleet import (
     BUILD,
     BuildRequest,
@@ -39,7 +38,7 @@ from retune.compiler.measure.remote.fleet import (
     device_queue,
 )
 from retune.compiler.measure.remote.wire import from_bytes, to_bytes
-from retune.compiler.measure.results import BuiltProgram, Measurement
+from retune.compiler.measure.results import Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.measure.task_inputs import register_task_input_buffer, special_inputs
 from retune.compiler.runtime.threads.affinity import choose_cpus
@@ -179,7 +178,7 @@ class WorkerService:
         for name, array in request.inputs.items():
             if name not in known or not np.array_equal(known[name], array):
                 register_task_input_buffer(task.workload_key, name, array, overwrite=True)
-        builds = [BuiltProgram(kernel, MeasureStatus.OK, "", 0.0) for kernel in request.kernels]
+        builds = [Measurement(artifact=kernel) for kernel in request.kernels]
         runner = self._runner_for(request.options, task.target)
         if request.fresh:
             runner.restart()
@@ -190,7 +189,7 @@ class WorkerService:
             times = runner.run(task, builds, best)
         # Chunks of one round arrive one by one: those that follow give up as early as if they were one batch.
         self._round = request.round, min([best, *(cost for time in times for cost in time.costs)])
-        return times
+        return [replace(time, artifact=None) for time in times]
 
     def _compare_networks(self, request: CompareRequest) -> Any:
         with tempfile.TemporaryDirectory(prefix="retune-") as folder, self._comparing as worker:

@@ -33,7 +33,7 @@ from retune.compiler.graph.ir import Array, Graph
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.program import MAIN, Call, Function, Program, of_graph
 from retune.compiler.graph.region import GraphRegion, bind
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.ffi.host_array import HostArray
 from retune.compiler.vm.executable import Executable
@@ -56,7 +56,7 @@ def compile(
     params: Params | None = None,
     *,
     threads: int | None = None,
-    best: Mapping[str, BestProgram] | None = None,
+    best: Mapping[str, TaskProgram] | None = None,
 ) -> Executable:
     """Compile a network. `params` are arrays for inputs that are constants, and in place of initializers, by name;
     `threads` is the number of threads that it is meant to run on, all cores unless given; `best` has tuned programs by
@@ -75,7 +75,7 @@ def compile(
 class VMCompiler:
     """Compiles a network step by step: `set_params`, `lower`, `codegen`, `get_exec`."""
 
-    def __init__(self, *, threads: int | None = None, best: Mapping[str, BestProgram] | None = None) -> None:
+    def __init__(self, *, threads: int | None = None, best: Mapping[str, TaskProgram] | None = None) -> None:
         """Raises: OptionError for a number of threads that cannot be, or programs that are none."""
         if threads is not None:
             require_thread_count(threads)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from retune.compiler.core.errors import ArtifactError
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.archive import VM_EXECUTABLE, Archive, reject_damage, write_archive
 from retune.compiler.runtime.arguments import is_thread_count
 from retune.compiler.runtime.artifact import KernelArtifact
@@ -33,7 +33,7 @@ class VMLibrary:
     """
 
     kernels: tuple[KernelArtifact, ...] = ()
-    programs: tuple[BestProgram, ...] = ()
+    programs: tuple[TaskProgram, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def check_machine(self) -> None:
@@ -73,8 +73,8 @@ class VMLibrary:
         return cls(kernels, _programs(facts["programs"]), _about(facts["about"]))
 
 
-def _programs(rows: Sequence[Sequence[Any]]) -> tuple[BestProgram, ...]:
-    return tuple(BestProgram(str(key), str(steps), float(time), str(record)) for key, steps, time, record in rows)
+def _programs(rows: Sequence[Sequence[Any]]) -> tuple[TaskProgram, ...]:
+    return tuple(TaskProgram(str(key), str(steps), float(time), str(record)) for key, steps, time, record in rows)
 
 
 def _about(row: Mapping[str, Any]) -> dict[str, Any]:

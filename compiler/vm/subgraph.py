@@ -17,7 +17,7 @@ from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition.partition import Partition, partition
 from retune.compiler.graph.partition.winograd import winograd_for
 from retune.compiler.graph.pipeline import optimize
-from retune.compiler.measure.record import FITTED_CANDIDATE, BestProgram
+from retune.compiler.measure.record import FITTED_CANDIDATE, TaskProgram
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.vm.kernel_store import STORE, named_by_content
@@ -26,20 +26,20 @@ from retune.compiler.vm.kernel_store import STORE, named_by_content
 class TunedPrograms:
     """Programs by task, the fastest of each."""
 
-    def __init__(self, programs: Sequence[BestProgram] = ()) -> None:
-        self._best: dict[str, BestProgram] = {}
+    def __init__(self, programs: Sequence[TaskProgram] = ()) -> None:
+        self._best: dict[str, TaskProgram] = {}
         # The slowest first, so that the fastest is the one that stays under its key.
         for program in sorted(programs, key=lambda program: program.seconds, reverse=True):
             self._best[program.task_key] = program
 
     @property
-    def best(self) -> tuple[BestProgram, ...]:
+    def best(self) -> tuple[TaskProgram, ...]:
         """The fastest program of every task."""
         return tuple(self._best.values())
 
-    def chosen(self, cut: Partition) -> dict[str, BestProgram]:
+    def chosen(self, cut: Partition) -> dict[str, TaskProgram]:
         """The programs for the tasks of a network, by workload key."""
-        chosen: dict[str, BestProgram] = {}
+        chosen: dict[str, TaskProgram] = {}
         for task in (*cut.tasks, *(other.task for other in cut.alternatives)):
             exact = self._best.get(task.workload_key)
             if exact is not None:
@@ -49,15 +49,15 @@ class TunedPrograms:
                 steps = transfer_program(task, self._best.values())
                 if steps is not None:
                     text = dump_steps(steps)
-                    chosen[task.workload_key] = BestProgram(task.workload_key, text, mutation=FITTED_CANDIDATE)
+                    chosen[task.workload_key] = TaskProgram(task.workload_key, text, mutation=FITTED_CANDIDATE)
         return chosen
 
 
-def known_programs(target: Target, best: Mapping[str, BestProgram]) -> tuple[BestProgram, ...]:
+def known_programs(target: Target, best: Mapping[str, TaskProgram]) -> tuple[TaskProgram, ...]:
     """What `best` and the dispatch context of this thread know, as data."""
-    passed = [BestProgram(key, program.steps, program.seconds, program.record_id) for key, program in best.items()]
+    passed = [TaskProgram(key, program.steps, program.seconds, program.record_id) for key, program in best.items()]
     context = DispatchContext.current.programs(target) if is_enabled() else ()
-    entered = [BestProgram(program.task_key, program.steps, program.seconds) for program in context]
+    entered = [TaskProgram(program.task_key, program.steps, program.seconds) for program in context]
     return tuple(program for program in (*passed, *entered) if not math.isnan(program.seconds))
 
 

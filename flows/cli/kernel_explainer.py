@@ -14,7 +14,7 @@ from retune.compiler.driver.compile_network import fastest_alternatives
 from retune.compiler.driver.hardware import threads_of
 from retune.compiler.frontend import zoo
 from retune.compiler.graph.partition.partition import with_alternatives
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
@@ -41,7 +41,7 @@ def _find_run(home: Place, wanted: str) -> RunInfo:
 class KernelExplainer:
     """Explains the kernels of a network with the records of a store."""
 
-    def __init__(self, network: ExtractedNetwork, programs: Mapping[str, BestProgram], home: Place) -> None:
+    def __init__(self, network: ExtractedNetwork, programs: Mapping[str, TaskProgram], home: Place) -> None:
         self._network = network
         self._programs = programs
         self._home = home

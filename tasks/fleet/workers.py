@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from retune.compiler.measure.built_programs import BuiltPrograms
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import DEFAULT_SCHEDULE
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.measure.remote.fleet import (
     BUILD,
     CHUNK,
@@ -19,9 +19,9 @@ from retune.compiler.measure.remote.fleet import (
     chunks,
     device_queue,
 )
-from retune.compiler.measure.results import BuiltProgram, Measurement, in_order
+from retune.compiler.measure.results import Measurement, in_order
+from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.policy import Candidate
 from retune.compiler.tune.worker_service import WorkerService
 from retune.storage.files import new_id
 from retune.tasks.chain import Chain, finished
@@ -61,26 +61,26 @@ class Workers:
         self.runner = FleetRunner(engine, device, options, at_once)
 
     def measure(
-        self, chain: Chain, name: str, task: SearchTask, candidates: Sequence[Candidate], best_seconds: float
+        self, chain: Chain, name: str, task: SearchTask, candidates: Sequence[TaskProgram], best_seconds: float
     ) -> list[Measurement]:
         """Build a round's programs in chunks and time each chunk once it is built. All follow the last run of `chain`,
         and what comes next follows them. Raises: MeasureError.
         """
         runner = self.runner
         queue, options = device_queue(runner.key), runner.options
-        steps = [candidate.steps for candidate in candidates]
+        steps = [load_steps(candidate.steps) for candidate in candidates]
         requests = [BuildRequest(task, part, options) for part in chunks(steps, runner.at_once)]
         names = [f"{name}-{number}" if len(requests) > 1 else name for number in range(len(requests))]
         # By this name a worker knows chunks of one round, and gives up early what is slower than those before.
         token = new_id()
-        built: list[BuiltProgram] = []
+        built: list[Measurement] = []
         runs: list[Run] = []
         try:
             for each, request in zip(names, requests, strict=True):
                 runs.append(self.engine.submit(BUILD, request, each, chain.last))
             # In order of submission: a chunk is timed as soon as it is built, while later chunks build.
             for each, build in zip(names, runs[:], strict=True):
-                builds: list[BuiltProgram] = build.result()
+                builds: list[Measurement] = build.result()
                 built += builds
                 timed = TimeRequest.of(task, builds, options, best=best_seconds, round=token)
                 if timed.kernels:
@@ -92,8 +92,7 @@ class Workers:
                 run.cancel()
             raise
         chain.last = [finished(run.future.task_run_id) for run in runs]
-        default = next((candidate.steps_text for candidate in candidates if candidate.mutation == DEFAULT_SCHEDULE), "")
-        self.kept.keep(task, [candidate.steps_text for candidate in candidates], built, measurements, default)
+        self.kept.keep(task, candidates, measurements)
         return measurements
 
 

@@ -16,6 +16,7 @@ from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.model.random import RandomModel
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.tune.extract import extract_network
@@ -94,5 +95,5 @@ def test_programs_of_the_search_compute_a_product(sizes: tuple[int, int, int], t
     for number, program in enumerate(programs):
         folder = tmp_path / str(number)
         folder.mkdir()
-        (found,) = run_kernel(build_kernel(task, program.steps, "kernel"), [left, right], folder)
+        (found,) = run_kernel(build_kernel(task, load_steps(program.steps), "kernel"), [left, right], folder)
         np.testing.assert_allclose(found, left @ right, rtol=1e-4, atol=1e-4)

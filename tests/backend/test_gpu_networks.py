@@ -25,7 +25,7 @@ from retune.compiler.frontend.importer import load_model
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.search.options import SearchOptions
@@ -43,10 +43,10 @@ QUICK = ("bert_base", "gpt2_block", "mlp")
 SIZES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in zoo.NAMES]
 
 
-def drawn(graph: Graph, target: Target, seed: int) -> dict[str, BestProgram]:
+def drawn(graph: Graph, target: Target, seed: int) -> dict[str, TaskProgram]:
     """For every kernel a program that the search draws, if it has any."""
     rng = np.random.default_rng(seed)
-    found: dict[str, BestProgram] = {}
+    found: dict[str, TaskProgram] = {}
     for task in partition(graph, target, hardware_of(target, 1)).tasks:
         spaces = build_spaces(task, SearchOptions())
         for place in rng.permutation(len(spaces)):
@@ -54,7 +54,7 @@ def drawn(graph: Graph, target: Target, seed: int) -> dict[str, BestProgram]:
             rows = [row for _, group in space.groups(space.sample(rng, 16)) for row in group.rows[space.legal(group)]]
             if rows:
                 text = dump_steps(space.steps(rows[rng.integers(len(rows))]))
-                found[task.workload_key] = BestProgram(task.workload_key, text)
+                found[task.workload_key] = TaskProgram(task.workload_key, text)
                 break
     return found
 

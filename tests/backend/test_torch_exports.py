@@ -18,7 +18,7 @@ from retune.compiler.frontend.importer import load_model
 from retune.compiler.frontend.program import load_program
 from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.tune.winners import top_candidates
 from tests.support.run_program import run_program
@@ -85,7 +85,7 @@ def test_exported_torch_module_matches_eager_torch(name: str, tmp_path: Path) ->
     target = Target.host()
     graph = optimize(load_model(tmp_path / f"{name}.onnx"))
     cut = partition(graph, target, hardware_of(target, 2))
-    guesses: dict[str, BestProgram] = {}
+    guesses: dict[str, TaskProgram] = {}
     for task in cut.worth_tuning()[0]:
         (guesses[task.workload_key], *_) = top_candidates(task)
     for best in ({}, guesses):

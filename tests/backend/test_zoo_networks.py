@@ -13,7 +13,7 @@ from benchmarks.network_peers import seeded_inputs
 from benchmarks.tuning import open_workers, tune
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.tune.extract import ExtractedNetwork, extract_network
 from retune.compiler.tune.onnx_runtime import OnnxRuntime
@@ -27,7 +27,7 @@ SECONDS = 20.0
 
 
 def _answers(
-    network: ExtractedNetwork, best: Mapping[str, BestProgram], inputs: Mapping[str, NDArray[Any]]
+    network: ExtractedNetwork, best: Mapping[str, TaskProgram], inputs: Mapping[str, NDArray[Any]]
 ) -> list[NDArray[Any]]:
     compiled = compile_graph(network.graph, network.target, best, threads=THREADS, cut=network.partition)
     executor = GraphExecutor(compiled, THREADS)

@@ -29,8 +29,9 @@ from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes.device_lock import device_lock, lock_name, lock_path
 from retune.compiler.measure.remote.fleet import BUILD, CHUNK, FleetBuilder, device_queue
-from retune.compiler.measure.results import BuiltProgram
+from retune.compiler.measure.results import Measurement
 from retune.compiler.model.random import RandomModel
+from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.te.tensor import Tensor
@@ -269,9 +270,9 @@ def test_the_same_flow_runs_on_a_local_cluster(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_stopped_worker_returns_its_job_to_the_queue(dask: str, tmp_path: Path) -> None:
     task = SearchTask("matmul", matmul(64, 64, 64), Target.host(), HardwareParams(num_cores=1))
-    steps = [candidate.steps for candidate in SketchPolicy(task, RandomModel()).ask(48, 0)]
+    steps = [load_steps(candidate.steps) for candidate in SketchPolicy(task, RandomModel()).ask(48, 0)]
     builder = FleetBuilder(DaskEngine(dask.replace("dask", "tcp")), MeasureOptions(), at_once=48)
-    found: list[BuiltProgram] = []
+    found: list[Measurement] = []
     with ExitStack() as workers:
         common = ("--build", "--processes", "1", "--fleet", dask)
         first = workers.enter_context(worker(tmp_path / "first.log", *common))

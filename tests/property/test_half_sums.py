@@ -24,7 +24,17 @@ from retune.compiler.ops.op import OpCall
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.state import Annotation
-from retune.compiler.schedule.steps import Annotate, CacheRead, CacheWrite, ComputeAt, Reorder, Rfactor, Split, Step
+from retune.compiler.schedule.steps import (
+    Annotate,
+    CacheRead,
+    CacheWrite,
+    ComputeAt,
+    Reorder,
+    Rfactor,
+    Split,
+    Step,
+    load_steps,
+)
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.te.evaluate import evaluate
@@ -195,7 +205,7 @@ def test_sums_of_searched_programs_are_rounded_once(graph: str, dtype: str) -> N
     values = inputs_of(dag, np.random.default_rng(0))
     policy = SketchPolicy(task_of(graph, dag), RandomModel(0), SearchOptions(population=32, generations=1), seed=1)
     for program in policy.ask(8, 0):
-        check(dag, program.steps, values, 2)
+        check(dag, load_steps(program.steps), values, 2)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -220,7 +230,7 @@ def test_products_of_operators_are_exact(name: str, dtype: str) -> None:
         assert ("dot products" in facts) == is_possible(dot_instructions(Target.host()), dtype, dtype)
     policy = SketchPolicy(task_of(op, dag), RandomModel(0), SearchOptions(population=32, generations=1), seed=1)
     for program in policy.ask(4, 0):
-        check(dag, program.steps, values, 2)
+        check(dag, load_steps(program.steps), values, 2)
 
 
 @pytest.mark.parametrize("batch", long_except([0], range(8)))

@@ -10,7 +10,7 @@ from retune.compiler.lower.layout_rewrite import relayouts, rewrite_layout
 from retune.compiler.model import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.layout import LayoutRewriteOption
-from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.steps import Step, load_steps
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.te.evaluate import evaluate
@@ -68,4 +68,4 @@ def test_sampled_programs_with_rewritten_layouts_compute_the_same() -> None:
     rng = np.random.default_rng(0)
     values = {tensor: rng.standard_normal(tensor.shape).astype("float32") for tensor in dag.inputs}
     policy = SketchPolicy(task_of("matmul", dag), RandomModel(0), SearchOptions(population=64, generations=1), seed=3)
-    assert sum(check_every_form(dag, one.steps, values) for one in policy.ask(6, 0)) >= 4
+    assert sum(check_every_form(dag, load_steps(one.steps), values) for one in policy.ask(6, 0)) >= 4

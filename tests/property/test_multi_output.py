@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from retune.compiler import te
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.core.target import Target
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import default_steps
@@ -29,10 +30,11 @@ from retune.compiler.schedule.steps import (
     Split,
     Step,
     StorageAlign,
+    load_steps,
 )
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import Observation, SketchPolicy
+from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.checks import HARDWARE, check
 from tests.support.property.wild import wild_steps
@@ -188,8 +190,8 @@ def test_what_the_search_proposes_computes_the_definition(dag: ComputeDAG) -> No
         candidates = policy.ask(4, round_index)
         assert candidates or round_index
         for candidate in candidates:
-            check(task.dag, candidate.steps, np.random.default_rng(4), 1)
-        policy.tell([Observation(candidate.steps_text, 1e-5 * len(candidate.steps)) for candidate in candidates])
+            check(task.dag, load_steps(candidate.steps), np.random.default_rng(4), 1)
+        policy.tell([TaskProgram("", candidate.steps, 1e-5 * len(candidate.steps)) for candidate in candidates])
 
 
 @pytest.mark.parametrize("reducer", ["argmax", "argmin"])

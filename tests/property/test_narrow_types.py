@@ -14,7 +14,7 @@ from retune.compiler.ir.expr import Expr, is_float
 from retune.compiler.model import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, State
-from retune.compiler.schedule.steps import Annotate, CacheRead, Reorder, Split, Step
+from retune.compiler.schedule.steps import Annotate, CacheRead, Reorder, Split, Step, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
@@ -165,7 +165,7 @@ def test_what_the_search_proposes_computes_the_definition(types: tuple[str, str,
     task = SearchTask("conv", dag, Target.host(), HardwareParams(1))
     policy = SketchPolicy(task, RandomModel(0), SearchOptions(population=64, generations=1), seed=1)
     values = inputs_of(dag, np.random.default_rng(0))
-    facts = [checked(dag, one.steps, values, 1, [tolerance(dag, types[2])]) for one in policy.ask(8, 0)]
+    facts = [checked(dag, load_steps(one.steps), values, 1, [tolerance(dag, types[2])]) for one in policy.ask(8, 0)]
     there = is_possible(dot_instructions(Target.host()), types[0], types[1])
     assert any("dot products" in fact for fact in facts) == there
 

@@ -7,6 +7,7 @@ import pytest
 
 from retune.compiler.model import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.steps import load_steps
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from tests.support.gpu_spaces import one_after_the_other
@@ -26,7 +27,8 @@ def searched(dag: ComputeDAG, rng: np.random.Generator, seed: int) -> None:
         candidates = SketchPolicy(task, RandomModel(0), OPTIONS, seed).ask(3, 0)
         assert candidates
         for one in candidates:
-            checked(dag, one_after_the_other(one.steps) if gpu else one.steps, values, 2)
+            steps = load_steps(one.steps)
+            checked(dag, one_after_the_other(steps) if gpu else steps, values, 2)
 
 
 @pytest.mark.parametrize("seed", long_except([0], range(4)))

@@ -13,7 +13,7 @@ from retune.compiler.driver.compile_network import BuildError, ChosenProgram, co
 from retune.compiler.graph.ir import Graph
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.executor.cuda_memory import CudaMemory
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
@@ -50,7 +50,7 @@ def network_with_gpu() -> tuple[CompiledNetwork, FakeDriver]:
 
 
 def compiled_for_gpu(
-    graph: Graph, target: Target, best: Mapping[str, BestProgram] | None = None, *, refused: Collection[str] = ()
+    graph: Graph, target: Target, best: Mapping[str, TaskProgram] | None = None, *, refused: Collection[str] = ()
 ) -> tuple[CompiledNetwork, FakeDriver]:
     """A network compiled for a GPU, and one that knows its kernels; those called as in `refused` cannot be built."""
     functions: dict[str, DeviceFunction] = {}

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from retune.compiler.core.errors import LogFormatError, ScheduleError, TargetError
 from retune.compiler.core.target import HardwareParams, Target, split_options
-from retune.compiler.measure.record import MOMENTS, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import MOMENTS, MeasureRecord, MeasureStatus, TaskProgram
 from retune.compiler.runtime.archive import DAMAGE, damage_text
 from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps
@@ -114,6 +114,11 @@ class LoggedTrial:
     def seconds(self) -> float:
         """The deciding cost: the fastest repeat (TVM takes the mean); infinite for a failure."""
         return min(self.costs, default=math.inf)
+
+    @property
+    def program(self) -> TaskProgram:
+        """The program, with its time."""
+        return TaskProgram(self.task.workload_key, dump_steps(self.steps), self.seconds)
 
 
 def read_line(text: str) -> LoggedTrial:

@@ -8,7 +8,7 @@ from retune.compiler.ir.stmt import is_function_name
 from retune.compiler.measure.attribution import STARTED
 from retune.compiler.measure.processes.worker_main import resolve
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuiltProgram, describe
+from retune.compiler.measure.results import Measurement, describe
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
@@ -36,7 +36,7 @@ def kernel_name(task: SearchTask) -> str:
     return task.name if not task.key and is_function_name(task.name) else KERNEL_NAME
 
 
-def build_stream(key: str, build_func: str, candidates: Sequence[Sequence[Step]]) -> Iterator[str | BuiltProgram]:
+def build_stream(key: str, build_func: str, candidates: Sequence[Sequence[Step]]) -> Iterator[str | Measurement]:
     """STARTED, then one result per candidate."""
     if key not in _tasks:
         raise MeasureError("this worker was replaced before it was told of the task; ask again")
@@ -52,7 +52,7 @@ def build_stream(key: str, build_func: str, candidates: Sequence[Sequence[Step]]
             status, error = MeasureStatus.INSTANTIATION, describe(failure)
         except Exception as failure:  # any other way in which a candidate fails to compile
             status, error = MeasureStatus.COMPILE_HOST, describe(failure)
-        yield BuiltProgram(artifact, status, error, time.perf_counter() - begun)
+        yield Measurement((), status, error, time.perf_counter() - begun, artifact=artifact)
 
 
 def build_reference(task: SearchTask, build_func: str, steps_func: str) -> KernelArtifact:

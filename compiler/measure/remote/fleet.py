@@ -21,7 +21,7 @@ import numpy as np
 from retune.compiler.core.errors import MeasureError
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes.cuda_runner import gpu_of_key
-from retune.compiler.measure.results import BuiltProgram, Measurement, in_order
+from retune.compiler.measure.results import Measurement, in_order
 from retune.compiler.measure.task_inputs import special_inputs
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import Step
@@ -59,7 +59,7 @@ def queues_of(key: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuildRequest:
-    """Build programs of a task. Answer: one `BuiltProgram` each."""
+    """Build programs of a task. Answer: one untimed `Measurement` each."""
 
     task: SearchTask
     candidates: Sequence[Sequence[Step]]
@@ -68,8 +68,8 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimeRequest:
-    """Time kernels of a task, if `fresh` in a process started for it. Answer: one `Measurement` each; with `passes` as
-    `LocalRunner.compare`.
+    """Time kernels of a task, if `fresh` in a process started for it. Answer: one `Measurement` each, without its
+    kernel; with `passes` as `LocalRunner.compare`.
 
     `best` is the task's best cost so far. A worker that gets several requests with the same `round` remembers the best
     cost that it has measured for it.
@@ -85,7 +85,7 @@ class TimeRequest:
     round: str = ""
 
     @classmethod
-    def of(cls, task: SearchTask, builds: Sequence[BuiltProgram], options: MeasureOptions, **more: Any) -> Self:
+    def of(cls, task: SearchTask, builds: Sequence[Measurement], options: MeasureOptions, **more: Any) -> Self:
         """A request to time the built programs, with the arrays registered for the task's inputs."""
         kernels = [build.artifact for build in builds if build.artifact is not None]
         inputs = {task.dag.inputs[index].name: array for index, array in special_inputs(task).items()}
@@ -212,7 +212,7 @@ class FleetBuilder:
         self.options = options
         self.at_once = at_once
 
-    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuiltProgram]:
+    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[Measurement]:
         """As `LocalBuilder.build`. Raises: MeasureError."""
         requests = [BuildRequest(task, part, self.options) for part in chunks(candidates, self.at_once)]
         pending = [self.engine.submit(BUILD, request, task.name) for request in requests]
@@ -241,7 +241,7 @@ class FleetRunner:
         self._fresh = False
 
     def run(
-        self, task: SearchTask, builds: Sequence[BuiltProgram], best_seconds: float | None = None
+        self, task: SearchTask, builds: Sequence[Measurement], best_seconds: float | None = None
     ) -> list[Measurement]:
         """As `LocalRunner.run`. Raises: MeasureError."""
         built = [build for build in builds if build.artifact is not None]
@@ -262,7 +262,7 @@ class FleetRunner:
             raise
         return in_order(builds, measured)
 
-    def compare(self, task: SearchTask, builds: Sequence[BuiltProgram], passes: int = 7) -> list[Measurement] | None:
+    def compare(self, task: SearchTask, builds: Sequence[Measurement], passes: int = 7) -> list[Measurement] | None:
         """As `LocalRunner.compare`. Raises: MeasureError."""
         if not any(build.artifact is not None for build in builds):
             return []
@@ -287,7 +287,7 @@ class FleetRunner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _submit(self, task: SearchTask, builds: Sequence[BuiltProgram], **more: Any) -> Pending:
+    def _submit(self, task: SearchTask, builds: Sequence[Measurement], **more: Any) -> Pending:
         request = TimeRequest.of(task, builds, self.options, fresh=self._fresh, **more)
         self._fresh = False
         return self.engine.submit(device_queue(self.key), request, task.name)

@@ -38,7 +38,7 @@ from retune.compiler.measure.remote.fleet import (
     LimitsRequest,
     TimeRequest,
 )
-from retune.compiler.measure.results import BuiltProgram, Measurement
+from retune.compiler.measure.results import Measurement
 from retune.compiler.runtime.archive import DAMAGE, Archive, archive_bytes, damage_text
 from retune.compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, ExternCall, KernelArtifact, KernelLaunch
 from retune.compiler.schedule.dag import ComputeDAG, Node
@@ -61,7 +61,7 @@ from retune.compiler.te.tensor import (
     Values,
 )
 
-KIND, VERSION = "message", 5
+KIND, VERSION = "message", 6
 _BEFORE_3 = b"{"
 """The first byte of messages of earlier versions: a line of JSON."""
 
@@ -71,7 +71,7 @@ _PLAIN = (
     *(Tensor, TensorRead, Values, Node, HardwareParams),
     *(MeasureOptions, Measurement, KernelArtifact, ArgSpec, ExternBuffer, ExternCall, Packing),
     *(DeviceCode, GpuFacts, KernelLaunch),
-    *(BuiltProgram, TimeRequest, DescribeRequest, LimitsRequest, CompareRequest),
+    *(TimeRequest, DescribeRequest, LimitsRequest, CompareRequest),
 )
 """Frozen classes that are constructed from their fields."""
 

@@ -28,12 +28,12 @@ from retune.compiler.core.target import Target
 from retune.compiler.measure import builder as builders
 from retune.compiler.measure import runner as runners
 from retune.compiler.measure.logs.log import LoggedTask, LoggedTrial, is_timed
-from retune.compiler.measure.measurer import LocalMeasurer, Measurement, Measurer
+from retune.compiler.measure.measurer import LocalMeasurer, Measurer
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes.cuda_runner import RUNNERS, runner_for
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.remote.fleet import FleetRunner
-from retune.compiler.measure.results import BuiltProgram
+from retune.compiler.measure.results import Measurement
 from retune.compiler.measure.task_inputs import special_inputs
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
@@ -122,7 +122,7 @@ class MeasureResult:
 class LocalBuilder(builders.LocalBuilder):
     __doc__ = builders.LocalBuilder.__doc__
 
-    def build(self, measure_inputs: Any, verbose: Any = 1) -> list[BuiltProgram]:
+    def build(self, measure_inputs: Any, verbose: Any = 1) -> list[Measurement]:
         """Build programs of any tasks. Like the compiler's builder it also takes a task and candidates."""
         if isinstance(measure_inputs, SearchTask):
             return super().build(measure_inputs, verbose)
@@ -132,7 +132,7 @@ class LocalBuilder(builders.LocalBuilder):
 class InputRunner:
     """Gives a runner of the compiler TVM's form of `run`, besides its own."""
 
-    def run(self, measure_inputs: Any, build_results: Sequence[BuiltProgram], verbose: Any = None) -> list[Any]:
+    def run(self, measure_inputs: Any, build_results: Sequence[Measurement], verbose: Any = None) -> list[Any]:
         """Time results of `LocalBuilder.build`; also takes a task, builds and best seconds."""
         run: Callable[..., list[Any]] = getattr(super(), "run")  # noqa: B009 - no method of the base that mypy knows
         if isinstance(measure_inputs, SearchTask):

@@ -24,7 +24,7 @@ from retune.compiler.measure.remote.fleet import (
     require_scheduler,
 )
 from retune.compiler.measure.remote.wire import from_bytes, to_bytes
-from retune.compiler.measure.results import BuiltProgram
+from retune.compiler.measure.results import Measurement
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tune.worker_service import DeviceFacts, WorkerService, serve
 from retune.compiler.tvm.auto_scheduler.measure import InputRunner
@@ -158,7 +158,7 @@ class RPCRunner(InputRunner, FleetRunner):
         """Leave the cluster. The workers belong to no run and go on."""
         self._dask.close()
 
-    def _submit(self, task: SearchTask, builds: Sequence[BuiltProgram], **more: Any) -> Pending:
+    def _submit(self, task: SearchTask, builds: Sequence[Measurement], **more: Any) -> Pending:
         check_target(task, self.facts, self.key)
         return super()._submit(task, builds, **more)
 

@@ -20,9 +20,9 @@ from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.core.errors import OptionError
 from retune.compiler.measure.logs.history import carries_over
 from retune.compiler.measure.logs.log import read_log
-from retune.compiler.measure.record import BestProgram, MeasureStatus
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.schedule import state as immutable
-from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import policy as search
 from retune.compiler.search import protocol
@@ -67,10 +67,10 @@ class PreloadMeasuredStates(search.PreloadMeasuredStates):
     """
 
     def __init__(self, filename: str | Path) -> None:
-        super().__init__(lambda task: observations_in(filename, task))
+        super().__init__(lambda task: logged_programs(filename, task))
 
 
-def observations_in(filename: str | Path, task: SearchTask) -> list[search.Observation]:
+def logged_programs(filename: str | Path, task: SearchTask) -> list[TaskProgram]:
     """A log's results of a task. Raises: LogFormatError."""
     path = Path(filename)
     if not path.exists():
@@ -78,7 +78,7 @@ def observations_in(filename: str | Path, task: SearchTask) -> list[search.Obser
         return []
     target, key = str(task.target), task.workload_key
     return [
-        search.Observation(dump_steps(trial.steps), trial.seconds if trial.status is MeasureStatus.OK else None)
+        trial.program
         for trial in read_log(path)
         if trial.task.workload_key == key and carries_over(trial.task.target_text, target)
     ]
@@ -130,7 +130,7 @@ class SearchPolicy:
         self.policy = policy
         self._model = model
 
-    def preload(self, results: Sequence[search.Observation]) -> None:
+    def preload(self, results: Sequence[TaskProgram]) -> None:
         """Take in earlier measurements, without training the cost model if possible."""
         # The model may come from a file that has learned these results already.
         take = getattr(self.policy, "preload", self.policy.tell)
@@ -147,7 +147,7 @@ class SearchPolicy:
             candidates = self.policy.ask(count, self.rounds, self.spent)
         else:
             candidates = self.policy.ask(count, self.rounds)
-        programs = [candidate.steps for candidate in candidates]
+        programs = [load_steps(candidate.steps) for candidate in candidates]
         if isinstance(self.policy, search.SketchPolicy) and not self.policy.spaces and not self.rounds:
             programs = [default_steps_of(self.search_task)]  # no sketch is left: every rule failed
         graph = self.search_task.dag
@@ -164,7 +164,7 @@ class SearchPolicy:
         results = measurer.measure(self, inputs)
         self.rounds += 1
         if inputs:
-            self.policy.tell(observations_of(inputs, results))
+            self.policy.tell(measured_programs(inputs, results))
             if self._model is not None:
                 self._model.update(inputs, results)
         return inputs, results
@@ -190,7 +190,7 @@ class SearchPolicy:
             self.spent = round_.spent
             inputs, results = self.continue_search_one_round(round_.count, measurer)
             seconds += [result.seconds for result in results]
-            finish_round(loop, 0, inputs, results, measurer)
+            finish_round(loop, 0, measured_programs(inputs, results), measurer)
             best = min(seconds, default=math.inf)
             unimproved = len(seconds) - 1 - seconds.index(best) if math.isfinite(best) else 0
             # More than, and counted in measurements, as in TVM.
@@ -281,28 +281,18 @@ def _face(policy: Any) -> Any:
     return getattr(policy, "face", policy)
 
 
-def observations_of(inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> list[search.Observation]:
+def measured_programs(inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> list[TaskProgram]:
     """Measurements in the form for policies of `retune.compiler.search`."""
-    times = (result.seconds if math.isfinite(result.seconds) else None for result in results)
-    return [search.Observation(dump_steps(inp.state.steps), time) for inp, time in zip(inputs, times, strict=True)]
-
-
-def finish_round(
-    loop: TuningLoop[Any],
-    index: int,
-    inputs: Sequence[MeasureInput],
-    results: Sequence[MeasureResult],
-    measurer: ProgramMeasurer,
-) -> None:
-    """Report a round of task `index` to the loop. An empty round, or too many failures, end the task."""
-    task = loop.tasks[index].task
-    reason = EMPTY_ROUND if not inputs else GAVE_UP if measurer.gave_up(task) else ""
-    key = task.workload_key
-    programs = [
-        BestProgram(key, dump_steps(inp.state.steps), result.seconds)
+    return [
+        TaskProgram(inp.task.workload_key, dump_steps(inp.state.steps), result.seconds)
         for inp, result in zip(inputs, results, strict=True)
     ]
-    loop.finish_round(index, programs, reason)
+
+
+def finish_round(loop: TuningLoop[Any], index: int, programs: Sequence[TaskProgram], measurer: ProgramMeasurer) -> None:
+    """Report a round of task `index` to the loop. An empty round, or too many failures, end the task."""
+    gave_up = measurer.gave_up(loop.tasks[index].task)
+    loop.finish_round(index, programs, EMPTY_ROUND if not programs else GAVE_UP if gave_up else "")
 
 
 def search_policy_of(task: SearchTask, policy: Any) -> Any:

@@ -30,11 +30,9 @@ from numpy.typing import NDArray
 from retune.compiler.core.errors import OptionError, StoreError
 from retune.compiler.core.options import SchedulerOptions
 from retune.compiler.measure.logs.log import code_target, read_log
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model import XGBOptions
-from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.policy import Observation
 from retune.compiler.search.task_scheduler import UNKNOWN_SECONDS, TaskState
 from retune.compiler.search.transfer import fastest
 from retune.compiler.tune.budget import Budget
@@ -46,7 +44,7 @@ from retune.compiler.tvm.auto_scheduler.search_policy import (
     SearchPolicy,
     SketchPolicy,
     finish_round,
-    observations_of,
+    measured_programs,
     search_policy_of,
 )
 
@@ -160,7 +158,7 @@ class TaskScheduler:
         self.num_measures_per_round = 1
         self.tic = time.monotonic()
         self._made_by: tuple[Any, ...] = ()
-        self._observations: list[list[Observation]] = [[] for _ in tasks]
+        self._measured: list[list[TaskProgram]] = [[] for _ in tasks]
 
     @property
     def ct(self) -> int:
@@ -262,8 +260,9 @@ class TaskScheduler:
             policy.spent = round_.spent
             policy.warm_start(self.loop.advice(index))
         inputs, results = policy.continue_search_one_round(round_.count, measurer)
-        self._observations[index] += observations_of(inputs, results)
-        finish_round(self.loop, index, inputs, results, measurer)
+        programs = measured_programs(inputs, results)
+        self._measured[index] += programs
+        finish_round(self.loop, index, programs, measurer)
         for callback in self.callbacks:
             callback.post_tune(self, index)
 
@@ -289,8 +288,8 @@ class TaskScheduler:
             SketchPolicy(task, model, params, self.seed, options.verbose, init_search_callbacks=preload)
             for task in self.tasks
         ]
-        for new_policy, observations in zip(policies, self._observations, strict=True):
-            new_policy.preload(observations)
+        for new_policy, programs in zip(policies, self._measured, strict=True):
+            new_policy.preload(programs)
         return policies
 
     def _model(self, policy: str, adaptive_training: bool) -> CostModel:
@@ -315,7 +314,7 @@ class TaskScheduler:
         for progress in self.loop.tasks:
             key, target = progress.task.workload_key, code_target(str(progress.task.target))
             programs = [
-                BestProgram(key, dump_steps(trial.steps), trial.seconds)
+                trial.program
                 for trial in trials
                 if trial.task.workload_key == key and code_target(trial.task.target_text) == target
             ]

@@ -1,5 +1,6 @@
 """Random operators, tuned for a few trials in this process; every program is checked in fenced buffers."""
 
+import math
 import traceback
 from collections.abc import Iterator
 
@@ -7,12 +8,13 @@ import numpy as np
 
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.core.target import Target
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.steps import Step, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import Observation, SketchPolicy
+from retune.compiler.search.policy import SketchPolicy
 from tests.support.property.checks import HARDWARE, Verdict, explained, judge
 from tests.support.property.computations import random_computation
 from tests.support.property.graphs import random_graph, random_products
@@ -45,10 +47,10 @@ def tuned(seed: int, trials: int = 4) -> Iterator[Verdict]:
             yield Verdict(failure=f"{text}\n{dag}")
         for round_index in range(2):
             candidates = policy.ask(trials // 2, round_index, round_index / 2)
-            verdicts = [_verdict(dag, candidate.steps, tolerances, seed) for candidate in candidates]
+            verdicts = [_verdict(dag, load_steps(candidate.steps), tolerances, seed) for candidate in candidates]
             yield from verdicts
-            seconds = [None if verdict.refusal else 1e-6 * (1 + place) for place, verdict in enumerate(verdicts)]
-            policy.tell([Observation(one.steps_text, time) for one, time in zip(candidates, seconds, strict=True)])
+            seconds = [math.inf if verdict.refusal else 1e-6 * (1 + place) for place, verdict in enumerate(verdicts)]
+            policy.tell([TaskProgram("", one.steps, time) for one, time in zip(candidates, seconds, strict=True)])
     except Exception:
         yield Verdict(failure=f"{traceback.format_exc()}\n{dag}")
 

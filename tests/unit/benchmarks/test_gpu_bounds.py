@@ -11,6 +11,7 @@ from retune.compiler.core.gpu_facts import facts_of
 from retune.compiler.ir.expr import Buffer, Load, Var
 from retune.compiler.ir.kernel import Kernel
 from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Store
+from retune.compiler.schedule.steps import load_steps
 
 FFMA, LDS, IADD3 = Instruction("FFMA"), Instruction("LDS.128"), Instruction("IADD3")
 LOOPS = """
@@ -101,5 +102,5 @@ def test_estimate_and_bound_are_shares_of_one_peak() -> None:
     assert loop["hmma"] > 0
     task = gpu_code.task_of("matmul", case, "f16", "sm_80")
     (candidate, *_) = gpu_code.candidates_of(task)
-    of_float32, _ = gpu_code.guessed(task, candidate.steps)
+    of_float32, _ = gpu_code.guessed(task, load_steps(candidate.steps))
     assert guess == pytest.approx(of_float32 / 16, abs=1e-4)  # 64 lanes of float32, 1024 on tensor cores

@@ -25,7 +25,7 @@ from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.executor import BufferKind, CompiledNetwork, GraphExecutor
 from retune.compiler.schedule.state import Annotation
@@ -39,9 +39,9 @@ from tests.support.zoo_sizes import SMALL
 TARGET = Target.host()
 
 
-def known(steps: str, record_id: str = "record-1") -> BestProgram:
+def known(steps: str, record_id: str = "record-1") -> TaskProgram:
     """A program as a record has it."""
-    return BestProgram("", steps, 1.0, record_id)
+    return TaskProgram("", steps, 1.0, record_id)
 
 
 def _random(graph: Graph) -> dict[str, NDArray[Any]]:

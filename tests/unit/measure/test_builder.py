@@ -8,14 +8,14 @@ import pytest
 from retune.compiler.core.errors import MeasureError, OptionError
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuiltProgram
+from retune.compiler.measure.results import Measurement
 from tests.support.ir_kernels import steps, task
 from tests.support.tiers import long_except
 
 BUILD = "tests.support.ir_kernels:build"
 
 
-def _build(*behaviors: str, n_parallel: int = 2, timeout_s: float = 15.0) -> list[BuiltProgram]:
+def _build(*behaviors: str, n_parallel: int = 2, timeout_s: float = 15.0) -> list[Measurement]:
     with LocalBuilder(timeout_s, n_parallel, build_func=BUILD) as builder:
         return builder.build(task(), [steps(behavior) for behavior in behaviors])
 

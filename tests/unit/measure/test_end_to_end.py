@@ -8,6 +8,7 @@ from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.model.random import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import default_steps
+from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
@@ -31,7 +32,7 @@ def _dense() -> SearchTask:
 def test_programs_of_the_search_compute_what_the_untuned_program_computes() -> None:
     task = _dense()
     candidates = SketchPolicy(task, RandomModel(0), SearchOptions(), 0).ask(10, 0)
-    programs = [(), default_steps(task.dag), *(candidate.steps for candidate in candidates)]
+    programs = [(), default_steps(task.dag), *(load_steps(candidate.steps) for candidate in candidates)]
     with LocalMeasurer.with_options(MeasureOptions(repeat=1, min_repeat_ms=0.5), n_parallel=2) as measurer:
         results = measurer.measure(task, programs)
     assert [result.status for result in results] == [MeasureStatus.OK] * len(programs), [r.error for r in results]

@@ -13,7 +13,7 @@ from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.remote.fleet import FleetRunner
-from retune.compiler.measure.results import BuiltProgram, Measurement
+from retune.compiler.measure.results import Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.dag import ComputeDAG
@@ -43,8 +43,8 @@ def untuned(task: SearchTask) -> KernelArtifact:
     return build_kernel(task, default_steps(task.dag), "kernel")
 
 
-def built(artifact: KernelArtifact) -> BuiltProgram:
-    return BuiltProgram(artifact, MeasureStatus.OK, "", 0.0)
+def built(artifact: KernelArtifact) -> Measurement:
+    return Measurement(artifact=artifact)
 
 
 def failure(runner: LocalRunner | FleetRunner, task: SearchTask, artifact: KernelArtifact) -> Measurement:

@@ -11,7 +11,7 @@ from retune.compiler.core.errors import MeasureError
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes import run_worker
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuiltProgram, Measurement
+from retune.compiler.measure.results import Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.measure.task_buffers import TaskBuffers, TaskSetup
 from tests.support.ir_kernels import ELEMENTS, artifact, task
@@ -34,8 +34,8 @@ def runner() -> Iterator[LocalRunner]:
         yield shared
 
 
-def _built(behavior: str, elements: int = 1024) -> BuiltProgram:
-    return BuiltProgram(artifact(behavior, elements=elements), OK, "", 0.01)
+def _built(behavior: str, elements: int = 1024) -> Measurement:
+    return Measurement(build_seconds=0.01, artifact=artifact(behavior, elements=elements))
 
 
 def _run(runner: LocalRunner, *behaviors: str, elements: int = 1024) -> list[Measurement]:
@@ -61,7 +61,7 @@ def test_right_kernels_are_timed(runner: LocalRunner) -> None:
 
 
 def test_failed_builds_pass_through_in_their_place(runner: LocalRunner) -> None:
-    broken = BuiltProgram(None, MeasureStatus.BUILD_TIMEOUT, "too slow", 15.0)
+    broken = Measurement((), MeasureStatus.BUILD_TIMEOUT, "too slow", 15.0)
     results = runner.run(task(), [broken, _built("good"), broken])
     assert [result.status for result in results] == [broken.status, OK, broken.status]
     assert results[0].error == "too slow"
@@ -128,7 +128,7 @@ def test_a_return_code_is_a_failed_run(runner: LocalRunner) -> None:
 
 
 def test_code_that_cannot_be_loaded_is_a_compile_error(runner: LocalRunner) -> None:
-    damaged = BuiltProgram(replace(artifact("good"), object_code=b"no code"), OK, "", 0.0)
+    damaged = Measurement(artifact=replace(artifact("good"), object_code=b"no code"))
     missing, bad = _built("unknown symbol"), runner.run(task(), [damaged, _built("good")])
     assert [result.status for result in bad] == [MeasureStatus.COMPILE_DEVICE, OK]
     assert "cannot be loaded" in bad[0].error

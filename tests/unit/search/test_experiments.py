@@ -3,6 +3,7 @@ shared out.
 """
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ from numpy.typing import NDArray
 
 from retune.compiler.core.errors import OptionError
 from retune.compiler.driver.build import build_kernel
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model import RandomModel, TrainingBatch
 from retune.compiler.runtime.buffers import aligned_array, aligned_copy
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.primitives import split
 from retune.compiler.schedule.state import State
-from retune.compiler.schedule.steps import Split, dump_steps, steps_of
+from retune.compiler.schedule.steps import Split, dump_steps, load_steps, steps_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import mutation
 from retune.compiler.search import policy as policy_module
@@ -24,9 +26,7 @@ from retune.compiler.search.evolution import Generation, Population, PopulationS
 from retune.compiler.search.genome import Rows, Scores
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import (
-    Candidate,
     EmptyPolicy,
-    Observation,
     Policy,
     PreloadCustomSketchRule,
     PreloadMeasuredStates,
@@ -121,21 +121,21 @@ def test_what_is_known_beforehand_is_neither_proposed_nor_learned_but_bred_from(
             self.updates += 1
 
     fresh = SketchPolicy(TINY, RandomModel(0), OPTIONS)
-    known = [Observation(one.steps_text, 1e-3 if number % 2 else None) for number, one in enumerate(fresh.ask(40, 0))]
+    known = [TaskProgram("", one.steps, 1e-3 if number % 2 else inf) for number, one in enumerate(fresh.ask(40, 0))]
     model = Spy()
     for results in (known, lambda task: known if task is TINY else []):
         policy = SketchPolicy(TINY, model, OPTIONS, init_search_callbacks=[PreloadMeasuredStates(results)])
         assert policy.best_seconds == 1e-3
         candidates = policy.ask(40, 0)
-        assert not {one.steps_text for one in candidates} & {told.steps_text for told in known}
-        assert not {text_of(one) for one in policy.evolutionary_search([], 10)} & {one.steps_text for one in known}
+        assert not {one.steps for one in candidates} & {told.steps for told in known}
+        assert not {text_of(one) for one in policy.evolutionary_search([], 10)} & {one.steps for one in known}
     assert model.updates == 0
 
 
 def test_the_empty_policy_measures_nothing_twice() -> None:
     (only,) = EmptyPolicy(TINY).ask(8, 0)
-    assert only.steps == ()
-    assert EmptyPolicy(TINY, [PreloadMeasuredStates([Observation(only.steps_text, None)])]).ask(8, 0) == ()
+    assert only.steps == "[]"
+    assert EmptyPolicy(TINY, [PreloadMeasuredStates([TaskProgram("", only.steps)])]).ask(8, 0) == ()
 
 
 def rule_with_a_split(lengths: list[int | None]) -> PreloadCustomSketchRule:
@@ -158,13 +158,13 @@ def test_programs_of_a_custom_rule_compute_the_definition() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((10, 4), np.float32), rng.standard_normal((4, 10), np.float32)
     candidates = policy.ask(20, 0)
-    assert {len([step for step in one.steps if step.tag == "SP"]) for one in candidates} == {0, 1}
+    assert {len([step for step in load_steps(one.steps) if step.tag == "SP"]) for one in candidates} == {0, 1}
     for one in candidates:
-        artifact = build_kernel(TINY, one.steps, "kernel")
+        artifact = build_kernel(TINY, load_steps(one.steps), "kernel")
         result = aligned_array((10, 10), "float32")
         packed = artifact.args[1].packing.pack(b) if artifact.args[1].packing else b
         load_kernels([artifact])["kernel"].bind([aligned_copy(a), aligned_copy(packed), result], 2)()
-        np.testing.assert_allclose(result, a @ b, rtol=1e-5, atol=1e-5, err_msg=one.steps_text)
+        np.testing.assert_allclose(result, a @ b, rtol=1e-5, atol=1e-5, err_msg=one.steps)
 
 
 def test_lengths_that_a_rule_leaves_open_are_searched() -> None:
@@ -177,19 +177,19 @@ def test_lengths_that_a_rule_leaves_open_are_searched() -> None:
 def test_custom_policy_needs_ask_and_tell_only() -> None:
     class Fixed:
         def __init__(self) -> None:
-            self.results: list[Observation] = []
+            self.results: list[TaskProgram] = []
 
-        def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:  # noqa: ARG002
-            return (Candidate((), dump_steps(()), None, None, "mine"),)
+        def ask(self, count: int, round_index: int) -> tuple[TaskProgram, ...]:  # noqa: ARG002
+            return (TaskProgram("", dump_steps(()), mutation="mine"),)
 
-        def tell(self, results: Sequence[Observation]) -> None:
+        def tell(self, results: Sequence[TaskProgram]) -> None:
             self.results.extend(results)
 
     policy: Policy = Fixed()
     (one,) = policy.ask(4, 0)
-    policy.tell([Observation(one.steps_text, 1.0)])
+    policy.tell([TaskProgram("", one.steps, 1.0)])
     assert isinstance(policy, Fixed)
-    assert policy.results == [Observation("[]", 1.0)]
+    assert policy.results == [TaskProgram("", "[]", 1.0)]
 
 
 @pytest.mark.parametrize(("share", "count", "random"), [(0.25, 40, 10), (0.05, 64, 3), (0.05, 19, 0)])
@@ -197,7 +197,7 @@ def test_a_share_of_every_batch_is_drawn_at_random(share: float, count: int, ran
     task = task_of("conv", conv_residual_nhwc(14, 32))
     options = SearchOptions(population=256, generations=1, eps_greedy=share, sampled_ratio=0.0)
     policy = SketchPolicy(task, RandomModel(0), options)
-    policy.preload([Observation(policy.ask(1, 0)[0].steps_text, 1e-3)])
+    policy.preload([TaskProgram("", policy.ask(1, 0)[0].steps, 1e-3)])
     candidates = policy.ask(count, 1)
     assert len(candidates) == count
     best = [one.predicted for one in candidates[: count - random]]

@@ -2,12 +2,13 @@
 
 import numpy as np
 
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model import RandomModel
 from retune.compiler.search import mutation
 from retune.compiler.search.genome import Layout
 from retune.compiler.search.neighbors import neighbors
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import Observation, SketchPolicy, program_id
+from retune.compiler.search.policy import SketchPolicy, program_id
 from tests.support.workloads import matmul, task_of
 
 LAYOUT = Layout.of(((0, 12, 3), (1, 7, 2)), (4,), (4,))
@@ -29,16 +30,16 @@ def test_neighbors_are_all_that_one_step_reaches() -> None:
 def test_the_end_of_a_budget_goes_to_neighbors_of_the_best() -> None:
     policy = SketchPolicy(TASK, RandomModel(0), OPTIONS)
     first = policy.ask(16, 0)
-    times = {one.steps_text: 1e-3 + 1e-6 * place for place, one in enumerate(first)}
-    policy.tell([Observation(text, seconds) for text, seconds in times.items()])
+    times = {one.steps: 1e-3 + 1e-6 * place for place, one in enumerate(first)}
+    policy.tell([TaskProgram("", text, seconds) for text, seconds in times.items()])
     best = {program_id(text) for text in sorted(times, key=lambda text: times[text])[: OPTIONS.finish_parents]}
     assert all(one.mutation != mutation.NEIGHBOR for one in policy.ask(16, 1, 0.5))
     near = [one for one in policy.ask(16, 1, 0.9) if one.mutation == mutation.NEIGHBOR]
     assert len(near) >= 8
-    assert {one.parent for one in near} <= best
-    assert not {one.steps_text for one in near} & times.keys()
+    assert {one.parent_id for one in near} <= best
+    assert not {one.steps for one in near} & times.keys()
     off = SketchPolicy(TASK, RandomModel(0), SearchOptions(population=96, generations=2, finish_ratio=0.0))
-    off.tell([Observation(text, seconds) for text, seconds in times.items()])
+    off.tell([TaskProgram("", text, seconds) for text, seconds in times.items()])
     assert all(one.mutation != mutation.NEIGHBOR for one in off.ask(16, 1, 1.0))
 
 

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from math import inf
 
 import numpy as np
 import pytest
@@ -9,20 +10,19 @@ from numpy.typing import NDArray
 
 from retune.compiler import te
 from retune.compiler.core.errors import OptionError, ScheduleError
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model import RandomModel, TrainingBatch, XGBModel
 from retune.compiler.model.features import FEATURE_NAMES
 from retune.compiler.schedule.choices import choices_of
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.statements import statement_nests
-from retune.compiler.schedule.steps import Annotate, dump_steps
+from retune.compiler.schedule.steps import Annotate, dump_steps, load_steps
 from retune.compiler.search.genome import Rows
 from retune.compiler.search.legality import legal
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import (
-    Candidate,
     EmptyPolicy,
-    Observation,
     PreloadCustomSketchRule,
     SketchPolicy,
     program_id,
@@ -53,11 +53,11 @@ class Hopeless(RandomModel):
         return np.full(len(features), -np.inf)
 
 
-def timed(candidates: tuple[Candidate, ...]) -> list[Observation]:
+def timed(candidates: tuple[TaskProgram, ...]) -> list[TaskProgram]:
     """Made-up but reproducible times; every seventh program fails."""
     return [
-        Observation(text, None if int(program_id(text), 16) % 7 == 0 else 1e-6 * len(text) ** 2)
-        for text in (one.steps_text for one in candidates)
+        TaskProgram("", text, inf if int(program_id(text), 16) % 7 == 0 else 1e-6 * len(text) ** 2)
+        for text in (one.steps for one in candidates)
     ]
 
 
@@ -67,13 +67,12 @@ def test_candidates_are_distinct_legal_and_of_every_sketch(task: object) -> None
     chosen = CONV if task is CONV else MATMUL
     policy = SketchPolicy(chosen, RandomModel(0), OPTIONS, seed=1)
     candidates = policy.ask(32, 0)
-    assert len({one.steps_text for one in candidates}) == 32
+    assert len({one.steps for one in candidates}) == 32
     spaces = set()
     for one in candidates:
-        assert dump_steps(one.steps) == one.steps_text
-        state = replay(chosen.dag, one.steps)
+        state = replay(chosen.dag, load_steps(one.steps))
         assert legal(statement_nests(state), choices_of(state), CORES, OPTIONS, 1).all()
-        spaces.add(next(n for n, space in enumerate(policy.spaces) if space.row_of(one.steps) is not None))
+        spaces.add(next(n for n, space in enumerate(policy.spaces) if space.row_of(load_steps(one.steps)) is not None))
     assert spaces == set(range(3))
 
 
@@ -86,7 +85,7 @@ def test_a_part_of_the_first_batches_are_samples_as_they_were_drawn(ratio: float
 
 def test_equal_seeds_ask_alike_and_other_seeds_or_rounds_do_not() -> None:
     def asked(seed: int, round_index: int) -> list[str]:
-        return [one.steps_text for one in SketchPolicy(CONV, RandomModel(0), OPTIONS, seed).ask(16, round_index)]
+        return [one.steps for one in SketchPolicy(CONV, RandomModel(0), OPTIONS, seed).ask(16, round_index)]
 
     assert asked(0, 0) == asked(0, 0)
     assert asked(0, 0) != asked(1, 0)
@@ -99,8 +98,8 @@ def test_observed_programs_are_not_proposed_again() -> None:
     for round_index in range(3):
         candidates = policy.ask(24, round_index)
         assert len(candidates) == 24
-        assert not told & {one.steps_text for one in candidates}
-        told |= {one.steps_text for one in candidates}
+        assert not told & {one.steps for one in candidates}
+        told |= {one.steps for one in candidates}
         policy.tell(timed(candidates))
 
 
@@ -117,17 +116,17 @@ def test_a_resumed_policy_goes_on_as_the_uninterrupted_one() -> None:
 
 
 def test_features_extracted_ahead_train_the_same_model() -> None:
-    def told(ahead: bool) -> tuple[list[TrainingBatch], tuple[Candidate, ...]]:
+    def told(ahead: bool) -> tuple[list[TrainingBatch], tuple[TaskProgram, ...]]:
         spy = Spy()
         policy = SketchPolicy(CONV, spy, OPTIONS, seed=4)
         if ahead:
-            policy.expect(one.steps_text for batch in batches for one in batch)
+            policy.expect(one.steps for batch in batches for one in batch)
         for batch in batches:
             policy.tell(batch)
         return spy.batches, policy.ask(16, 3)
 
     source = SketchPolicy(CONV, RandomModel(0), OPTIONS, seed=4)
-    foreign = Observation(dump_steps(()), 1e-3)
+    foreign = TaskProgram("", dump_steps(()), 1e-3)
     batches = [[*timed(source.ask(16, number)), foreign] for number in range(3)]
     (plain, next_plain), (ahead, next_ahead) = told(ahead=False), told(ahead=True)
     assert next_plain == next_ahead
@@ -175,14 +174,14 @@ def test_the_best_measured_programs_have_children() -> None:
         results = timed(policy.ask(32, round_index))
         policy.tell(results)
     told = {program_id(text) for text in policy.observed.seconds}
-    assert any(one.parent in told for one in policy.ask(32, 3))
+    assert any(one.parent_id in told for one in policy.ask(32, 3))
 
 
 def test_programs_of_other_searches_train_the_model() -> None:
     model = Spy()
     policy = SketchPolicy(MATMUL, model, OPTIONS)
     foreign = dump_steps((Annotate(2, 0, 3),))
-    policy.tell([Observation(foreign, 1e-3), Observation(dump_steps((Annotate(9, 0, 3),)), 1e-3)])
+    policy.tell([TaskProgram("", foreign, 1e-3), TaskProgram("", dump_steps((Annotate(9, 0, 3),)), 1e-3)])
     (batch,) = model.batches
     assert len(batch.features) == 1
     assert policy.best_seconds == 1e-3
@@ -194,7 +193,7 @@ def test_a_small_space_is_exhausted() -> None:
     asked: list[str] = []
     for round_index in range(10):
         candidates = policy.ask(16, round_index)
-        asked += [one.steps_text for one in candidates]
+        asked += [one.steps for one in candidates]
         policy.tell(timed(candidates))
         if not candidates:
             break
@@ -224,7 +223,7 @@ def test_a_round_that_yields_nothing_is_tried_again_with_other_samples() -> None
         policy = SketchPolicy(MATMUL, RandomModel(0), options)
         texts: list[str] = []
         while candidates := policy.ask(8, 0):
-            texts += [one.steps_text for one in candidates]
+            texts += [one.steps for one in candidates]
             policy.tell(timed(candidates))
         return texts
 
@@ -243,7 +242,7 @@ def test_two_sketches_that_are_one_give_their_programs_once() -> None:
     task = task_of("relu", relu_only(64))
     policy = SketchPolicy(task, RandomModel(0), OPTIONS, init_search_callbacks=[unchanged])
     assert len({sketch.steps for sketch in policy.generate_sketches()}) < len(policy.generate_sketches())
-    texts = [one.steps_text for one in policy.ask(64, 0)]
+    texts = [one.steps for one in policy.ask(64, 0)]
     assert len(texts) == len(set(texts)) == len(SketchPolicy(task, RandomModel(0), OPTIONS).ask(64, 0))
 
 
@@ -263,28 +262,28 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 def test_malformed_observed_steps_are_ignored(text: str) -> None:
     policy = SketchPolicy(MATMUL, Spy(), OPTIONS)
-    whole = json.loads(policy.ask(1, 0)[0].steps_text)
+    whole = json.loads(policy.ask(1, 0)[0].steps)
     (wrong,) = json.loads(text)
     place = next((number for number, step in enumerate(whole) if step[0] == wrong[0]), 0)
     mixed = json.dumps([*whole[:place], wrong, *whole[place + 1 :]])
     for given in (text, mixed):
         with suppress(ScheduleError):  # what cannot be read at all is refused with a sentence
-            policy.tell([Observation(given, 1e-3)])
+            policy.tell([TaskProgram("", given, 1e-3)])
             policy.warm_start([given])
     assert policy.ask(4, 1)
 
 
 def test_a_task_without_any_valid_program_is_exhausted_at_once() -> None:
     policy = SketchPolicy(MATMUL, Hopeless(), OPTIONS)
-    policy.tell([Observation(dump_steps((Annotate(2, 0, 3),)), 1e-3)])
+    policy.tell([TaskProgram("", dump_steps((Annotate(2, 0, 3),)), 1e-3)])
     assert policy.ask(8, 1) == ()
 
 
 def test_the_empty_policy_measures_the_naive_program_once() -> None:
     policy = EmptyPolicy(MATMUL)
     (only,) = policy.ask(8, 0)
-    assert only.steps == ()
-    policy.tell([Observation(only.steps_text, 1.0)])
+    assert only.steps == "[]"
+    policy.tell([TaskProgram("", only.steps, 1.0)])
     assert policy.ask(8, 1) == ()
 
 
@@ -302,7 +301,7 @@ def test_prime_extents_have_programs() -> None:
         candidates = SketchPolicy(task_of("odd", dag), RandomModel(0), OPTIONS).ask(4, 0)
         assert candidates
         for one in candidates:
-            replay(dag, one.steps)
+            replay(dag, load_steps(one.steps))
 
 
 def test_tell_takes_any_number_of_results() -> None:
@@ -310,7 +309,7 @@ def test_tell_takes_any_number_of_results() -> None:
     policy.tell([])
     results = timed(policy.ask(8, 0))
     policy.tell([*results, *results])
-    assert not {told.steps_text for told in results} & {one.steps_text for one in policy.ask(8, 1)}
+    assert not {told.steps for told in results} & {one.steps for one in policy.ask(8, 1)}
     assert policy.ask(0, 2) == ()
 
 
@@ -338,9 +337,10 @@ def test_a_batch_has_its_share_of_random_programs() -> None:
 def test_disturbed_timings_teach_only_where_most_are(failed: int, disturbed: int, taught: int) -> None:
     model = Spy()
     policy = SketchPolicy(MATMUL, model, SearchOptions(population=96, generations=2, learn_failures=False))
-    texts = [one.steps_text for one in policy.ask(8, 0)]
-    failures = [Observation(text, None) for text in texts[:failed]]
-    policy.tell([*failures, *(Observation(text, 1e-3, at < disturbed) for at, text in enumerate(texts[failed:]))])
+    texts = [one.steps for one in policy.ask(8, 0)]
+    failures = [TaskProgram("", text) for text in texts[:failed]]
+    ran = [TaskProgram("", text, 1e-3, is_disturbed=at < disturbed) for at, text in enumerate(texts[failed:])]
+    policy.tell([*failures, *ran])
     assert [len(batch.seconds) for batch in model.batches] == [taught]
     assert policy.best_seconds == 1e-3
 
@@ -350,6 +350,6 @@ def test_failures_are_taught_only_where_the_model_may_learn_from_them() -> None:
         model = Spy()
         policy = SketchPolicy(MATMUL, model, SearchOptions(population=96, generations=2, learn_failures=learn))
         asked = policy.ask(8, 0)
-        policy.tell([Observation(one.steps_text, None if place < 3 else 1e-3) for place, one in enumerate(asked)])
+        policy.tell([TaskProgram("", one.steps, inf if place < 3 else 1e-3) for place, one in enumerate(asked)])
         assert [len(batch.seconds) for batch in model.batches] == [8 if learn else 5]
-        assert not {one.steps_text for one in policy.ask(8, 1)} & {one.steps_text for one in asked}
+        assert not {one.steps for one in policy.ask(8, 1)} & {one.steps for one in asked}

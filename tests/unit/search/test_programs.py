@@ -10,16 +10,17 @@ from retune.compiler import te
 from retune.compiler.driver.build import build, build_kernel
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Node
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model import RandomModel
 from retune.compiler.ops.winograd import transform_matrices
 from retune.compiler.runtime.buffers import aligned_array, aligned_copy
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import default_steps
-from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.steps import Step, dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import Candidate, SketchPolicy
+from retune.compiler.search.policy import SketchPolicy
 from tests.support.attention import attention, attention_of
 from tests.support.tiers import long_except
 from tests.support.workloads import (
@@ -157,9 +158,9 @@ def test_proposed_programs_compute_the_definition(name: str) -> None:
     candidates = SketchPolicy(task, RandomModel(0), OPTIONS, seed=9).ask(count, 0)
     assert len(candidates) >= min(count, 4)
     for one in candidates:
-        found = run(task, one.steps, inputs)
+        found = run(task, load_steps(one.steps), inputs)
         allowed = 1e-5 * max(10.0, float(np.abs(expected).max()))
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=allowed, err_msg=one.steps_text)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=allowed, err_msg=one.steps)
 
 
 def test_a_result_that_another_one_reads_is_written_too() -> None:
@@ -177,10 +178,10 @@ def test_a_result_that_another_one_reads_is_written_too() -> None:
     left, right = np.random.default_rng(0).random((2, 24, 16), np.float32)
     right = right.reshape(16, 24)[:, :8].repeat(4, axis=1)
     expected = left @ right
-    for candidate in [*policy.ask(24, 0), Candidate(tuple(default_steps(dag)), "", None, None, "default")]:
-        function = build(task, candidate.steps)
+    for candidate in [*policy.ask(24, 0), TaskProgram("", dump_steps(tuple(default_steps(dag))))]:
+        function = build(task, load_steps(candidate.steps))
         results = function.outputs()
         function(*function.prepared(left, right), *results, threads=2)
         wanted = (expected, expected * 2, np.maximum(expected * 2, 3.0).sum(axis=1))
         for result, want in zip(results, wanted, strict=True):
-            np.testing.assert_allclose(result, want, rtol=1e-4, err_msg=str(candidate.steps))
+            np.testing.assert_allclose(result, want, rtol=1e-4, err_msg=candidate.steps)

@@ -11,6 +11,7 @@ from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.model import RandomModel
 from retune.compiler.schedule.state import State
+from retune.compiler.schedule.steps import load_steps
 from retune.compiler.search import rules as sketch_rules
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
@@ -18,6 +19,7 @@ from retune.compiler.search.rules import CPU_RULES, SketchContext, Verdict
 from retune.compiler.tune import tuning as driver
 from retune.compiler.tune.budget import Budget
 from retune.compiler.tune.report import Report
+from retune.compiler.tune.tuning import default_program
 from retune.compiler.tune.winners import Confirmation
 from retune.flows.progress import RoundDone
 from tests.support.gpu_spaces import one_after_the_other
@@ -47,7 +49,8 @@ def test_twelve_trials_of_an_operator_with_several_products_are_right(case: str,
     assert not policy.failed_rules
     values = inputs_of(dag, np.random.default_rng(0))
     for candidate in candidates:
-        checked(dag, one_after_the_other(candidate.steps) if target == "cuda" else candidate.steps, values, 2)
+        steps = load_steps(candidate.steps)
+        checked(dag, one_after_the_other(steps) if target == "cuda" else steps, values, 2)
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ def test_a_rule_that_raises_costs_a_sketch_and_is_named(
     row = run.row(0)
     assert row.failed_rules[0] == f"sketch rule broken fails at C: {text}"
     assert row.failed_rules[0] in str(RoundDone.of(run, 0, records, Budget(8, None)))
-    winner = Confirmation(row.task_key, row.name, None, 1.0, 1.0, (), tried=1)
+    task = run.tasks[0].task
+    winner = Confirmation(task, (candidates[1], default_program(task)), (Measurement((2.0,)), Measurement((1.0,))))
     request: dict[str, str | int | float | None] = {"network": "net", "threads": 2, "home": "."}
     assert row.failed_rules[0] in Report.of_operator("RUN", request, run.summary(), winner, tmp_path).markdown()
 

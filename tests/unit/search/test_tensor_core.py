@@ -16,7 +16,7 @@ from retune.compiler.model.boosted_trees import XGBModel
 from retune.compiler.model.features import extract
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
-from retune.compiler.schedule.steps import Annotate, AsMatmul
+from retune.compiler.schedule.steps import Annotate, AsMatmul, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
@@ -173,6 +173,6 @@ def test_programs_of_warpgroups_are_first_where_a_gpu_has_them() -> None:
     programs = SketchPolicy(task, XGBModel(), seed=0).ask(16, 0)
     groups = 0
     for program in programs:
-        (kernel, *_) = lower_for_gpu(replay(task.dag, program.steps), "k", task.hardware).kernels
+        (kernel, *_) = lower_for_gpu(replay(task.dag, load_steps(program.steps)), "k", task.hardware).kernels
         groups += any(isinstance(stmt, WarpgroupMma) for stmt in walk(kernel.body.body))
     assert groups >= 8

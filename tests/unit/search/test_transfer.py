@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model import RandomModel
-from retune.compiler.schedule.steps import Split, dump_steps
+from retune.compiler.schedule.steps import Split, dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import mutation
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import Observation, SketchPolicy
+from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.transfer import distance, fit, k_nearest, refitted
 from tests.support.workloads import conv_residual_nhwc, matmul, task_of
 
@@ -48,11 +48,11 @@ def test_distance_is_in_doublings_and_infinite_between_other_ranks() -> None:
 def test_nearest_are_of_other_tasks_the_most_alike_first_and_each_in_turn() -> None:
     near, far, other = '["b", [8, 8]]', '["c", [64, 64]]', '["d", [8]]'
     known = [
-        BestProgram(far, "far", 1.0),
-        BestProgram(near, "near, slower", 3.0),
-        BestProgram(near, "near", 2.0),
-        BestProgram(other, "other", 0.1),
-        BestProgram('["a", [8, 8]]', "its own", 0.1),
+        TaskProgram(far, "far", 1.0),
+        TaskProgram(near, "near, slower", 3.0),
+        TaskProgram(near, "near", 2.0),
+        TaskProgram(other, "other", 0.1),
+        TaskProgram('["a", [8, 8]]', "its own", 0.1),
     ]
     found = [one.steps for one in k_nearest('["a", [8, 8]]', known, 3)]
     assert found == ["near", "far", "near, slower"]
@@ -60,16 +60,16 @@ def test_nearest_are_of_other_tasks_the_most_alike_first_and_each_in_turn() -> N
 
 
 def programs_of(task: SearchTask, count: int) -> list[str]:
-    return [one.steps_text for one in SketchPolicy(task, RandomModel(0), OPTIONS).ask(count, 0)]
+    return [one.steps for one in SketchPolicy(task, RandomModel(0), OPTIONS).ask(count, 0)]
 
 
 def test_programs_of_another_size_become_programs_of_this_one() -> None:
     policy = SketchPolicy(SMALL, RandomModel(0), OPTIONS)
     given = SketchPolicy(LARGE, RandomModel(0), OPTIONS).ask(16, 0)
     for one in given:
-        rows = [(space, refitted(space, one.steps)) for space in policy.spaces]
+        rows = [(space, refitted(space, load_steps(one.steps))) for space in policy.spaces]
         space, row = next((space, row) for space, row in rows if row is not None)
-        for mine, theirs in zip(space.steps(row), one.steps, strict=False):
+        for mine, theirs in zip(space.steps(row), load_steps(one.steps), strict=False):
             assert type(mine) is type(theirs)
             if isinstance(mine, Split):
                 assert mine.extent % math.prod(length for length in mine.lengths if length) == 0
@@ -80,9 +80,9 @@ def test_programs_of_another_size_become_programs_of_this_one() -> None:
 def test_a_program_of_its_own_size_stays_as_it_is() -> None:
     policy = SketchPolicy(SMALL, RandomModel(0), OPTIONS)
     for one in policy.ask(8, 0):
-        rows = [(space, refitted(space, one.steps)) for space in policy.spaces]
+        rows = [(space, refitted(space, load_steps(one.steps))) for space in policy.spaces]
         space, row = next((space, row) for space, row in rows if row is not None)
-        assert space.steps(row) == one.steps
+        assert space.steps(row) == load_steps(one.steps)
 
 
 def test_advice_is_asked_for_once_and_only_where_it_is_wanted() -> None:
@@ -92,10 +92,10 @@ def test_advice_is_asked_for_once_and_only_where_it_is_wanted() -> None:
     asked = policy.ask(20, 0)
     moved = [one for one in asked if one.mutation == mutation.TRANSFER]
     assert len(moved) >= 2
-    assert all(one.parent is None for one in moved)
-    policy.tell([Observation(one.steps_text, 1e-3) for one in asked])
+    assert all(not one.parent_id for one in moved)
+    policy.tell([TaskProgram("", one.steps, 1e-3) for one in asked])
     policy.warm_start(advice)
-    assert not {one.steps_text for one in policy.ask(20, 1)} & {one.steps_text for one in asked}
+    assert not {one.steps for one in policy.ask(20, 1)} & {one.steps for one in asked}
     without = SketchPolicy(SMALL, RandomModel(0), SearchOptions(population=96, generations=2, transfer_ratio=0.0))
     without.warm_start(advice)
     assert all(one.mutation != mutation.TRANSFER for one in without.ask(20, 0))

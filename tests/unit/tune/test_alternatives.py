@@ -21,15 +21,17 @@ from retune.compiler.graph.partition.partition import Partition, partition
 from retune.compiler.graph.partition.winograd import WINOGRAD
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.measure.logs.log import LoggedTask, LoggedTrial
-from retune.compiler.measure.record import BestProgram, MeasureStatus
+from retune.compiler.measure.record import MeasureStatus, TaskProgram
+from retune.compiler.measure.results import Measurement
 from retune.compiler.model import RandomModel
 from retune.compiler.runtime.executor import CompiledNetwork, GraphExecutor
 from retune.compiler.runtime.kernel_row import ProgramSource
 from retune.compiler.schedule.state import replay
-from retune.compiler.schedule.steps import dump_steps, load_steps
+from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.tune.tuning import default_program
 from retune.compiler.tune.winners import Confirmation
 from tests.support.cases import check_case
 from tests.support.winograd_network import network
@@ -42,17 +44,17 @@ PARTS = partition(GRAPH, TARGET, HardwareParams(num_cores=2), WINOGRAD)
 
 @lru_cache
 def guess(task: SearchTask) -> str:
-    return SketchPolicy(task, RandomModel(0), OPTIONS).ask(1, 0)[0].steps_text
+    return SketchPolicy(task, RandomModel(0), OPTIONS).ask(1, 0)[0].steps
 
 
-def known(parts: Partition, seconds: Mapping[str, float]) -> dict[str, BestProgram]:
+def known(parts: Partition, seconds: Mapping[str, float]) -> dict[str, TaskProgram]:
     """A guessed program for every way that `seconds` names by the beginning of its name."""
     found = {}
     for layer in parts.layers():
         for task in layer.tasks:
             kind = task.name.partition("_")[0]
             if kind in seconds:
-                found[task.workload_key] = BestProgram(task.workload_key, guess(task), seconds[kind], "record")
+                found[task.workload_key] = TaskProgram(task.workload_key, guess(task), seconds[kind], "record")
     return found
 
 
@@ -127,9 +129,8 @@ def test_the_way_that_would_serve_unmeasured_is_tried_first_and_its_default_sche
         best = {}
         for layer in large.layers():
             task = layer.tasks[place]
-            about, steps = (task.workload_key, task.name, None), dump_steps(default_steps_of(task))
-            best[task.workload_key] = Confirmation(*about, 1.0, 1.0, (), default_steps=steps).serving
-        compiled = compile_graph(network(28, 128), TARGET, {key: one for key, one in best.items() if one}, cut=large)
+            best[task.workload_key] = Confirmation(task, (default_program(task),), (Measurement((1.0,)),)).program
+        compiled = compile_graph(network(28, 128), TARGET, best, cut=large)
         assert {entry.origin for entry in compiled.coverage} == {ProgramSource.DEFAULT}
         found.append({call.kernel.partition("_")[0] for call in compiled.plan.calls})
     assert found == [{"winograd4"}, {large.layers()[0].tasks[1].name.partition("_")[0]}]
@@ -159,7 +160,7 @@ def test_a_program_of_a_dispatch_context_without_a_time_goes_before_a_prediction
 
 def test_the_plan_is_that_of_its_case(update_golden: bool) -> None:
     task = PARTS.layers()[1].tasks[1]
-    best = {task.workload_key: BestProgram(task.workload_key, guess(task), 1.0, "record")}
+    best = {task.workload_key: TaskProgram(task.workload_key, guess(task), 1.0, "record")}
     compiled = compile_graph(GRAPH, TARGET, best, threads=2, cut=PARTS)
     check_case("plans", "winograd", {"partition": str(PARTS), "plan": str(compiled.plan)}, update_golden)
 

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.measure.record import FITTED_CANDIDATE, BestProgram
+from retune.compiler import te
+from retune.compiler.core.target import HardwareParams, Target
+from retune.compiler.measure.record import FITTED_CANDIDATE, MeasureStatus, TaskProgram
+from retune.compiler.measure.results import Measurement
 from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tune.report import TOLERANCE, Comparison, CompiledResult, Contender, Report
-from retune.compiler.tune.tuning import TuningSummary
+from retune.compiler.tune.tuning import TuningSummary, default_program
 from retune.compiler.tune.winners import Confirmation, keep_defaults
 
 COMPARISON = Comparison(
@@ -23,7 +28,21 @@ KERNELS = (
     KernelRow("softmax", "softmax", 3, 1e9),
     KernelRow("copy", "copy", tunable=False),
 )
-WINNER = Confirmation("key", "conv", None, 0.1, 0.02, ("R1: WRONG_ANSWER: off by 3",), tried=1)
+REJECTED = TaskProgram("key", "[]", record_id="R1"), Measurement((), MeasureStatus.WRONG_ANSWER, "off by 3")
+
+
+def winner_of(
+    *programs: tuple[TaskProgram, Measurement], key: str = "key", index: int = -1, serves: bool = True
+) -> Confirmation:
+    """These programs of a task with that key, and its default schedule, which takes 0.1 s."""
+    x = te.placeholder((4,))
+    dag = ComputeDAG([x, te.compute((4,), lambda i: x[i], "y")])
+    task = SearchTask("conv", dag, Target("llvm"), HardwareParams(num_cores=1), key)
+    every, results = zip(*programs, (default_program(task), Measurement((0.1,))), strict=True)
+    return Confirmation(task, every, results, index, serves)
+
+
+WINNER = winner_of(REJECTED)
 
 
 @pytest.fixture
@@ -75,14 +94,15 @@ def test_an_infinite_time_is_null_in_json(report: Report) -> None:
 
 def test_the_program_of_a_similar_kernel_is_named_as_such(report: Report, tmp_path: Path) -> None:
     spent = TuningSummary(64, 12.0, 3, (ROW,))
-    winner = replace(WINNER, program=BestProgram("key", "steps", mutation=FITTED_CANDIDATE), seconds=0.01)
+    fitted = TaskProgram("key", "steps", mutation=FITTED_CANDIDATE)
+    winner = winner_of((fitted, Measurement((0.01,))), index=0)
     again = Report.of("RUN", report.request, spent, CompiledResult(tmp_path, (winner,), COMPARISON), tmp_path)
     assert again.tasks[0].served_by == "program of a similar kernel"
 
 
-@pytest.mark.parametrize(("tried", "words"), [(3, "the fastest tried"), (0, "no time was left")])
+@pytest.mark.parametrize(("tried", "words"), [(1, "the fastest tried"), (0, "no time was left")])
 def test_a_default_schedule_says_why_it_serves(tried: int, words: str, report: Report, tmp_path: Path) -> None:
-    winner = replace(WINNER, rejected=(), tried=tried)
+    winner = winner_of(*[(TaskProgram("key", "[]"), Measurement((0.2,)))] * tried)
     spent = TuningSummary(64, 12.0, 3, (ROW,))
     again = Report.of("RUN", report.request, spent, CompiledResult(tmp_path, (winner,), COMPARISON), tmp_path)
     assert words in again.tasks[0].note
@@ -119,7 +139,7 @@ def test_rejected_alternative_is_reported(report: Report, tmp_path: Path) -> Non
     timed = replace(row, name="winograd4_conv", task_key="third")
     spent = TuningSummary(64, 12.0, 3, (row, lost, timed))
     request: dict[str, str | int | float | None] = {"network": "net", "threads": 2, "home": str(tmp_path)}
-    behind = replace(WINNER, task_key="third", serves=False, rejected=())
+    behind = winner_of(key="third", serves=False)
     report = Report.of("RUN", request, spent, CompiledResult(tmp_path, (WINNER, behind), COMPARISON), tmp_path)
     assert [task.used for task in report.tasks] == [True, False, False]
     assert "not used (conv computes the same faster)" in report.markdown()
@@ -130,8 +150,7 @@ def test_the_way_to_compute_a_layer_that_is_used_is_named(report: Report, tmp_pa
     """Not every way that lost was timed again, and none lost to the default schedule of its own."""
     rows = [replace(ROW, name=name, task_key=name, layer="layer 1") for name in ("conv", "winograd2", "winograd4")]
     rows[2] = replace(rows[2], trials=0, best_seconds=math.inf)
-    used = replace(WINNER, task_key="conv", rejected=())
-    behind = replace(used, task_key="winograd2", serves=False)
+    used, behind = winner_of(key="conv"), winner_of(key="winograd2", serves=False)
     compiled = CompiledResult(tmp_path, (used, behind), COMPARISON)
     made = Report.of("RUN", report.request, TuningSummary(64, 12.0, 3, tuple(rows)), compiled, tmp_path)
     assert [task.note for task in made.tasks[1:]] == ["conv computes the same faster", "not measured; conv is used"]
@@ -144,12 +163,14 @@ def test_defaults_that_are_kept_are_what_the_report_tells() -> None:
     assert "200 ms" in comparison.of_defaults().note
     wrong = replace(comparison, contenders=(comparison.contenders[0], Contender("tuned", 0.2, 1.0)))
     assert not wrong.keeps_defaults, "a wrong network is told of, not hidden"
-    lost = replace(WINNER, task_key="winograd", program=BestProgram("winograd", "[]"), rejected=())
-    kept = {one.task_key: one for one in keep_defaults([WINNER, lost], {"key": "conv", "third": "dense"})}
-    assert {key: (one.serves, one.program) for key, one in kept.items()} == {
-        "key": (True, None), "winograd": (False, None), "third": (True, None)
+    lost = winner_of((TaskProgram("winograd", "[]"), Measurement((0.2,))), key="winograd", index=0)
+    tasks = [winner_of(key=key).task for key in ("key", "winograd", "third", "fourth")]
+    kept = {one.task.workload_key: one for one in keep_defaults([WINNER, lost], tasks, {"key", "third"})}
+    assert {key: (one.serves, one.is_default) for key, one in kept.items()} == {
+        "key": (True, True), "winograd": (False, True), "third": (True, True)
     }  # fmt: skip
     assert kept["key"].seconds == WINNER.default_seconds
+    assert math.isinf(kept["third"].seconds)
 
 
 def test_records_are_where_the_store_is() -> None:
@@ -163,8 +184,7 @@ def test_records_are_where_the_store_is() -> None:
 
 
 def test_that_of_an_operator_has_its_one_kernel_and_no_network(report: Report, tmp_path: Path) -> None:
-    program = BestProgram("key", "[]", 0.02, "R2")
-    winner = Confirmation("key", "conv", program, 0.1, 0.02, ("R1: WRONG_ANSWER: off by 3",))
+    winner = winner_of((TaskProgram("key", "[]", 0.03, "R2"), Measurement((0.02,))), REJECTED, index=0)
     spent = TuningSummary(64, 12.0, 3, (ROW,))
     made = Report.of_operator("RUN", report.request, spent, winner, tmp_path)
     assert (made.default_seconds, made.best_seconds) == (0.1, 0.02)

@@ -19,6 +19,7 @@ from retune.compiler.graph.partition.fuse import fuse
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.model import RandomModel
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.schedule.steps import load_steps
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.tune.extract import extract_network
@@ -147,4 +148,4 @@ def test_programs_that_the_search_proposes_for_a_head_are_right(name: str, tmp_p
     for task in upsampled:
         values = inputs_of(task.dag, np.random.default_rng(1))
         for candidate in SketchPolicy(task, RandomModel(0), SearchOptions(population=64, generations=1), 5).ask(3, 0):
-            checked(task.dag, candidate.steps, values, 2)
+            checked(task.dag, load_steps(candidate.steps), values, 2)

@@ -12,12 +12,12 @@ import pytest
 from retune.compiler import te
 from retune.compiler.core.options import SchedulerOptions
 from retune.compiler.core.target import HardwareParams, Target
-from retune.compiler.measure.record import DEFAULT_SCHEDULE, TOP_CANDIDATE, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import DEFAULT_SCHEDULE, TOP_CANDIDATE, MeasureRecord, MeasureStatus, TaskProgram
 from retune.compiler.measure.results import Measurement
 from retune.compiler.model import RandomModel, TrainingBatch
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.policy import Candidate, Observation, SketchPolicy
+from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.tune.tuning import RunHeader, TunedTask, Tuning, begin, common_failure
 from tests.support.synthetic_programs import programs
 
@@ -30,15 +30,15 @@ class CountingPolicy:
     def __init__(self, task: SearchTask, limit: int = 1000) -> None:
         self.task = task
         self.limit = limit
-        self.observed: list[list[Observation]] = []
+        self.observed: list[list[TaskProgram]] = []
 
-    def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:  # noqa: ARG002
-        known = {one.steps_text for batch in self.observed for one in batch}
+    def ask(self, count: int, round_index: int) -> tuple[TaskProgram, ...]:  # noqa: ARG002
+        known = {one.steps for batch in self.observed for one in batch}
         names = (f"program {number}" for number in range(self.limit))
         fresh = itertools.islice((name for name in names if name not in known), count)
-        return tuple(Candidate((), name, None, None, "sample") for name in fresh)
+        return tuple(TaskProgram(self.task.workload_key, name, mutation="sample") for name in fresh)
 
-    def tell(self, results: Sequence[Observation]) -> None:
+    def tell(self, results: Sequence[TaskProgram]) -> None:
         self.observed.append(list(results))
 
 
@@ -64,7 +64,7 @@ def one_round(run: Tuning, index: int, status: MeasureStatus = MeasureStatus.OK)
     candidates = run.ask(index, 4)
     results = []
     for candidate in candidates:
-        number = 0 if candidate.mutation == DEFAULT_SCHEDULE else int(candidate.steps_text.split()[1])
+        number = 0 if candidate.mutation == DEFAULT_SCHEDULE else int(candidate.steps.split()[1])
         seconds = 0.1 if candidate.mutation == DEFAULT_SCHEDULE else (10 - number % 10) * 1e-3
         good = status is MeasureStatus.OK
         error = "" if good else f"stack of {number} bytes is too large\nmore"
@@ -136,7 +136,7 @@ def test_history_is_known_but_costs_nothing_of_the_budget() -> None:
     assert (second.trials, second.rounds, second.elapsed) == (0, 0, 0.0)
     assert second.row(0).best_seconds == min(record.seconds for record in records)
     assert second.row(0).default_seconds == pytest.approx(0.1)
-    asked = {candidate.steps_text for candidate in second.ask(0, 8)}
+    asked = {candidate.steps for candidate in second.ask(0, 8)}
     assert asked
     assert asked.isdisjoint({record.steps for record in records})
 
@@ -146,7 +146,7 @@ def test_top_candidates_of_earlier_runs_are_known_but_no_progress_of_the_search(
     run = tuning()
     run.replay({guess.task_key: [guess]}, ())
     assert math.isinf(run.row(1).best_seconds)
-    assert guess.steps not in {candidate.steps_text for candidate in run.ask(1, 8)}
+    assert guess.steps not in {candidate.steps for candidate in run.ask(1, 8)}
     better = replace(guess, costs=(1e-6,))
     run.replay({guess.task_key: [better]}, one_round(run, 1))
     assert run.row(1).best_seconds == 1e-6
@@ -241,7 +241,7 @@ def test_rows_carry_where_a_program_came_from() -> None:
 def pretended(run: Tuning, index: int) -> tuple[MeasureRecord, ...]:
     """A round whose times depend on the programs alone."""
     candidates = run.ask(index, 24)
-    seconds = [1e-3 * (1 + crc32(candidate.steps_text.encode()) % 1000) for candidate in candidates]
+    seconds = [1e-3 * (1 + crc32(candidate.steps.encode()) % 1000) for candidate in candidates]
     results = [Measurement((each,), MeasureStatus.OK, "", 0.1, 0.1) for each in seconds]
     ids = (f"{run.rounds:03d}-{number:03d}" for number in itertools.count())
     return run.records_of(index, candidates, results, run.elapsed + 1.0, lambda: next(ids))
@@ -260,9 +260,9 @@ def test_a_resumed_search_asks_for_what_an_uninterrupted_one_would_have() -> Non
     again = begin(tasks, weights, RUN_INFO)
     again.replay({}, stored)
     for index in range(2):
-        expected = [candidate.steps_text for candidate in run.ask(index, 24)]
+        expected = [candidate.steps for candidate in run.ask(index, 24)]
         assert len(expected) == 24
-        assert [candidate.steps_text for candidate in again.ask(index, 24)] == expected
+        assert [candidate.steps for candidate in again.ask(index, 24)] == expected
         assert not set(expected) & {record.steps for record in stored}
 
 
@@ -288,7 +288,7 @@ def test_a_long_run_is_replayed_to_the_very_model_that_it_had() -> None:
     stored: list[MeasureRecord] = []
     for number in range(5):
         candidates = run.ask(0, 16)
-        times = [(1 + zlib.crc32(one.steps_text.encode()) % 97) * 1e-4 for one in candidates]
+        times = [(1 + zlib.crc32(one.steps.encode()) % 97) * 1e-4 for one in candidates]
         results = [Measurement((seconds,), MeasureStatus.OK, "", 0.1, 0.1) for seconds in times]
         ids = (f"{number:03d}-{one:03d}" for one in itertools.count())
         records = run.records_of(0, candidates, results, run.elapsed + 1.0, ids.__next__)
@@ -296,7 +296,7 @@ def test_a_long_run_is_replayed_to_the_very_model_that_it_had() -> None:
         run.tell(0, records)
     again = begin([matmul(64)], [1], RUN_INFO)
     again.replay({}, stored)
-    assert [one.steps_text for one in again.ask(0, 16)] == [one.steps_text for one in run.ask(0, 16)]
+    assert [one.steps for one in again.ask(0, 16)] == [one.steps for one in run.ask(0, 16)]
 
 
 def test_small_reductions_get_no_round_and_do_not_keep_the_latency_unknown() -> None:
@@ -321,7 +321,7 @@ def test_similar_tasks_share_their_best_programs() -> None:
             heard[self.task.name] = list(programs)
 
     run = Tuning(RUN_INFO, [matmul(8), matmul(16)], [1, 3], lambda task: Listening(task, RandomModel(0)))
-    texts = [candidate.steps_text for candidate in run.ask(1, 5)]
+    texts = [candidate.steps for candidate in run.ask(1, 5)]
     (sample, *_) = one_round(tuning(), 0)
     costs = [5e-3, 2e-3, 4e-3, 3e-3, 1e-3]
     shared = zip(texts, costs, strict=True)

@@ -8,7 +8,7 @@ import pytest
 from retune.compiler import te
 from retune.compiler.core.options import SchedulerOptions
 from retune.compiler.core.target import HardwareParams, Target
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.task_scheduler import Objective
@@ -30,9 +30,9 @@ def loop_of(*sizes: int, objective: Objective | str = "latency") -> TuningLoop[T
     return TuningLoop(tasks, SchedulerOptions("round-robin"), objective)
 
 
-def programs(loop: TuningLoop[TaskProgress], index: int, seconds: Sequence[float]) -> list[BestProgram]:
+def programs(loop: TuningLoop[TaskProgress], index: int, seconds: Sequence[float]) -> list[TaskProgram]:
     key, number = loop.tasks[index].task.workload_key, loop.trials
-    return [BestProgram(key, f"program {number + place}", each) for place, each in enumerate(seconds)]
+    return [TaskProgram(key, f"program {number + place}", each) for place, each in enumerate(seconds)]
 
 
 def test_rounds_fill_the_budget_and_say_how_much_of_it_is_gone() -> None:

@@ -1,6 +1,5 @@
 """Who serves a task: decided by fresh timings, not by what the record says."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,16 +15,16 @@ from retune.compiler.measure.record import (
     DEFAULT_SCHEDULE,
     FITTED_CANDIDATE,
     TOP_CANDIDATE,
-    BestProgram,
     MeasureRecord,
     MeasureStatus,
+    TaskProgram,
 )
-from retune.compiler.measure.results import BuiltProgram, Measurement
+from retune.compiler.measure.results import Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import Pragma, Step, dump_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.tune.tuning import RunHeader
+from retune.compiler.tune.tuning import RunHeader, default_program
 from retune.compiler.tune.winners import (
     TRIED,
     Confirmation,
@@ -51,9 +50,9 @@ class Builder(LocalBuilder):
     def __init__(self) -> None:
         self.built: list[Sequence[Sequence[Step]]] = []
 
-    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuiltProgram]:  # noqa: ARG002
+    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[Measurement]:  # noqa: ARG002
         self.built.append(candidates)
-        return [BuiltProgram(None, MeasureStatus.OK, "", 0.0) for _ in candidates]
+        return [Measurement(artifact=None) for _ in candidates]
 
 
 class Runner(LocalRunner):
@@ -78,7 +77,7 @@ class Runner(LocalRunner):
     def run(
         self,
         task: SearchTask,  # noqa: ARG002
-        builds: Sequence[BuiltProgram],
+        builds: Sequence[Measurement],
         best_seconds: float | None = None,  # noqa: ARG002
     ) -> list[Measurement]:
         probe = self.probes.pop(0)
@@ -88,7 +87,7 @@ class Runner(LocalRunner):
     def compare(
         self,
         task: SearchTask,  # noqa: ARG002
-        builds: Sequence[BuiltProgram],
+        builds: Sequence[Measurement],
         passes: int = 7,  # noqa: ARG002
     ) -> list[Measurement] | None:
         self.compared = len(builds)
@@ -114,10 +113,10 @@ def record(name: str, seconds: float) -> MeasureRecord:
 
 
 def served(winner: Confirmation) -> str:
-    return winner.program.record_id if winner.program else ""
+    return winner.program.record_id
 
 
-RECORDS = tuple(BestProgram.of(one) for one in (record("a", 1e-3), record("b", 2e-3)))
+RECORDS = tuple(TaskProgram.of(one) for one in (record("a", 1e-3), record("b", 2e-3)))
 
 
 def test_the_fastest_when_all_take_turns_serves(task: SearchTask) -> None:
@@ -132,22 +131,24 @@ def test_the_fastest_when_all_take_turns_serves(task: SearchTask) -> None:
 def test_what_the_run_has_built_and_checked_is_only_timed_in_turn(task: SearchTask) -> None:
     programs = (RECORDS[0], replace(RECORDS[1], steps=dump_steps((Pragma(0, 0, "good"),))))
     kept = BuiltPrograms()
-    built = BuiltProgram(build(kernel_task(), (Pragma(0, 0, "good"),), "double"), MeasureStatus.OK, "", 0.0)
-    kept.keep(task, [programs[0].steps, programs[1].steps], [built, built], [ok(3e-3), ok(4e-3)])
+    kernel = build(kernel_task(), (Pragma(0, 0, "good"),), "double")
+    kept.keep(task, programs, [replace(ok(seconds), artifact=kernel) for seconds in (3e-3, 4e-3)])
     runner = Runner([5e-3], passes=[4e-3, 3e-3, 5e-3])
     builder = Builder()
     timed_again = time_again(task, programs, builder, runner, kept)
     assert [len(one) for one in builder.built] == [1]  # the default schedule
-    assert (timed_again.seconds, timed_again.builds[1]) == ([4e-3, 3e-3, 5e-3], built)
+    assert [result.seconds for result in timed_again.results] == [4e-3, 3e-3, 5e-3]
+    assert timed_again.results[1].artifact is kernel
 
 
 def test_what_was_kept_is_timed_once_more_where_the_comparison_is_lost(task: SearchTask) -> None:
     kept = BuiltPrograms()
-    built = BuiltProgram(build(kernel_task(), (Pragma(0, 0, "good"),), "double"), MeasureStatus.OK, "", 0.0)
-    kept.keep(task, [RECORDS[0].steps], [built], [ok(3e-3)])
+    kernel = build(kernel_task(), (Pragma(0, 0, "good"),), "double")
+    kept.keep(task, RECORDS[:1], [replace(ok(3e-3), artifact=kernel)])
     runner = Runner([4e-3], passes=None, fresh=[5e-3])
     runner.probes[-1] = [6e-3, 7e-3]
-    assert time_again(task, RECORDS[:1], Builder(), runner, kept).seconds == [6e-3, 7e-3]
+    results = time_again(task, RECORDS[:1], Builder(), runner, kept).results
+    assert [result.seconds for result in results] == [6e-3, 7e-3]
 
 
 def test_who_is_far_behind_does_not_take_part(task: SearchTask) -> None:
@@ -222,11 +223,11 @@ class SlowDefault(LocalRunner):
     """
 
     def run(
-        self, task: SearchTask, builds: Sequence[BuiltProgram], best_seconds: float | None = None
+        self, task: SearchTask, builds: Sequence[Measurement], best_seconds: float | None = None
     ) -> list[Measurement]:
         return self._timed(super().run(task, builds, best_seconds))
 
-    def compare(self, task: SearchTask, builds: Sequence[BuiltProgram], passes: int = 7) -> list[Measurement] | None:
+    def compare(self, task: SearchTask, builds: Sequence[Measurement], passes: int = 7) -> list[Measurement] | None:
         results = super().compare(task, builds, passes)
         return results and self._timed(results)
 
@@ -244,23 +245,26 @@ def test_a_task_without_records_gets_a_verified_guess() -> None:
     assert not any(guess.mutation == FITTED_CANDIDATE for guess in guesses)
     with LocalBuilder(n_parallel=1) as builder, SlowDefault(MeasureOptions()) as runner:
         winner = choose_best(product, guesses, builder, runner)
-    assert winner.program in guesses
+    assert winner.program.steps in [guess.steps for guess in guesses]
+    assert not winner.is_default
     assert (winner.seconds, winner.default_seconds) == (1.0, 2.0)
     assert winner.rejected == ()
-    assert winner.program is not None
     texts = [winner.program.steps, dump_steps(default_steps_of(product))]
-    assert [winner.kernels[text].name for text in texts] == [product.name] * 2  # as a network calls them
+    assert [winner.kernels[product.workload_key, text].name for text in texts] == [
+        product.name
+    ] * 2  # as a network calls them
 
 
 def test_a_confirmed_guess_becomes_a_record_of_its_run(task: SearchTask) -> None:
-    guesses = (BestProgram("key", "[]", mutation=TOP_CANDIDATE), BestProgram("key", "[ ]", mutation=FITTED_CANDIDATE))
+    guesses = (TaskProgram("key", "[]", mutation=TOP_CANDIDATE), TaskProgram("key", "[ ]", mutation=FITTED_CANDIDATE))
     run_info = RunHeader("RUN", "net", "llvm", "device", 2, 7, "{}", 5, 60.0)
     guessed = choose_best(task, guesses, Builder(), Runner([3e-3, 4e-3, 5e-3], [4e-3, 3e-3, 5e-3], [3e-3]))
     tuned = choose_best(task, RECORDS, Builder(), Runner([3e-3, 4e-3, 9e-3], [3e-3, 4e-3], [3e-3]))
     default = choose_best(task, (), Builder(), Runner([1e-3]))
     found, records = record_guesses([guessed, tuned, default], run_info, lambda: "NEW")
     (one,) = records
-    assert [winner.program for winner in found] == [BestProgram.of(one), RECORDS[0], None]
+    assert [winner.program.record_id for winner in found] == ["NEW", "a", ""]
+    assert found[0].program == TaskProgram.of(one)
     assert (one.record_id, one.run_id, one.task_key, one.steps) == ("NEW", "RUN", task.workload_key, "[ ]")
     assert (one.mutation, one.seconds, one.status, one.round) == (FITTED_CANDIDATE, 3e-3, MeasureStatus.OK, 5)
     assert record_guesses(found, run_info, lambda: "AGAIN")[1] == ()
@@ -270,17 +274,21 @@ def test_what_serves_is_confirmed_by_a_record_with_its_confirmed_time(task: Sear
     run_info = RunHeader("RUN", "net", "llvm", "device", 2, 7, "{}", 5, 60.0)
     tuned = choose_best(task, RECORDS, Builder(), Runner([3e-3, 4e-3, 9e-3], [3e-3, 4e-3], [3e-3]))
     default = choose_best(task, (), Builder(), Runner([1e-3]))
-    lost, failed = replace(tuned, serves=False), replace(tuned, program=None, seconds=math.inf)
+    lost, failed = replace(tuned, serves=False), replace(default, results=(WRONG,))
     rows = confirmations([tuned, default, lost, failed], run_info, lambda: "NEW")
     assert [(row.mutation, row.parent_id, row.seconds) for row in rows] == [
         ("confirmed", "a", 3e-3), ("confirmed, default", "", 1e-3)
     ]  # fmt: skip
     assert all(row.is_confirmation and not row.is_guess for row in rows)
-    assert BestProgram.of(rows[0]) == replace(RECORDS[0], seconds=3e-3, task_key=task.workload_key)
-    assert (BestProgram.of(rows[1]).record_id, BestProgram.of(rows[1]).mutation) == ("", DEFAULT_SCHEDULE)
-    (kept,) = keep_defaults([tuned], {tuned.task_key: "net"})
+    confirmed = TaskProgram.of(rows[0])
+    assert (confirmed.task_key, confirmed.steps) == (task.workload_key, RECORDS[0].steps)
+    assert (confirmed.record_id, confirmed.seconds, confirmed.mutation) == ("a", 3e-3, RECORDS[0].mutation)
+    assert (TaskProgram.of(rows[1]).record_id, TaskProgram.of(rows[1]).mutation) == ("", DEFAULT_SCHEDULE)
+    (kept,) = keep_defaults([tuned], [task], [task.workload_key])
     (row,) = confirmations([kept], run_info, lambda: "NEW")
-    assert (row.mutation, row.costs) == ("confirmed, default", (tuned.default_seconds,))
+    assert (row.mutation, row.seconds) == ("confirmed, default", tuned.default_seconds)
+    (untimed,) = keep_defaults([], [task, product(8)], [task.workload_key])
+    assert (untimed.task, confirmations([untimed], run_info, lambda: "NEW")) == (task, ())
 
 
 def product(size: int) -> SearchTask:
@@ -307,13 +315,15 @@ def test_without_records_only_the_first_way_is_guessed() -> None:
 
 
 def test_the_fastest_of_all_ways_serves() -> None:
-    slow = Confirmation("one", "direct", RECORDS[0], 9e-3, 2e-3, ())
-    fast = Confirmation("two", "other", RECORDS[1], 9e-3, 1e-3, ())
+    ways = [(product(8), RECORDS[0], 2e-3), (product(16), RECORDS[1], 1e-3)]
+    slow, fast = (
+        Confirmation(task, (program, default_program(task)), (ok(seconds), ok(9e-3)), 0)
+        for task, program, seconds in ways
+    )
     for winners in ((slow, fast), (fast, slow)):
-        serving = {winner.task_key: winner.serving for winner in resolve(winners)}
-        assert serving["one"] is None
-        assert serving["two"] is not None
-        assert (serving["two"].record_id, serving["two"].seconds) == ("b", 1e-3)
-    (alone,) = resolve([replace(slow, program=None, default_steps="steps")])
+        (serving,) = (winner for winner in resolve(winners) if winner.serves)
+        assert serving.task is fast.task
+        assert (serving.program.record_id, serving.program.seconds) == ("b", 1e-3)
+    (alone,) = resolve([replace(slow, index=-1)])
     assert alone.serves
-    assert alone.serving == BestProgram("one", "steps", 2e-3, mutation=DEFAULT_SCHEDULE)
+    assert alone.program == replace(default_program(slow.task), seconds=9e-3)

@@ -16,7 +16,7 @@ from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes.device_lock import device_lock, lock_name
-from retune.compiler.measure.record import BestProgram, MeasureStatus
+from retune.compiler.measure.record import MeasureStatus, TaskProgram
 from retune.compiler.measure.remote.fleet import (
     BUILD,
     BuildRequest,
@@ -32,7 +32,7 @@ from retune.compiler.measure.remote.wire import from_bytes, to_bytes
 from retune.compiler.measure.task_inputs import register_task_input_buffer, revision, special_inputs
 from retune.compiler.model.random import RandomModel
 from retune.compiler.schedule.default.cpu import default_steps
-from retune.compiler.schedule.steps import Step, dump_steps
+from retune.compiler.schedule.steps import Step, dump_steps, load_steps
 from retune.compiler.schedule.steps.loops import Split
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy
@@ -82,7 +82,7 @@ def service() -> Iterator[WorkerService]:
 
 def candidates(count: int) -> list[tuple[Step, ...]]:
     asked_for = SketchPolicy(TASK, RandomModel()).ask(count, 0)
-    return [candidate.steps for candidate in asked_for]
+    return [load_steps(candidate.steps) for candidate in asked_for]
 
 
 def test_failed_programs_keep_their_places_among_the_others(service: WorkerService) -> None:
@@ -124,7 +124,7 @@ def test_object_code_is_that_of_this_machine(service: WorkerService) -> None:
 
 def test_a_winner_is_chosen_on_the_device(service: WorkerService) -> None:
     engine = Direct(service)
-    guesses = [BestProgram(TASK.workload_key, dump_steps(steps)) for steps in candidates(3)]
+    guesses = [TaskProgram(TASK.workload_key, dump_steps(steps)) for steps in candidates(3)]
     winner = choose_best(TASK, guesses, FleetBuilder(engine, OPTIONS), FleetRunner(engine, "cpu", OPTIONS))
     assert math.isfinite(winner.seconds)
     assert winner.seconds <= winner.default_seconds

@@ -17,7 +17,7 @@ from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.logs.log import LoggedTask
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuiltProgram
+from retune.compiler.measure.results import Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.runtime.cuda.driver import why_not
 from retune.compiler.runtime.device import cpu
@@ -92,9 +92,9 @@ def test_programs_for_a_gpu_need_one() -> None:
     with auto_scheduler.LocalRunner() as runner:
         if why_not():
             with pytest.raises(DeviceError):
-                runner.run(inputs, [BuiltProgram(None, MeasureStatus.COMPILE_HOST, "", 0.0)])
+                runner.run(inputs, [Measurement(status=MeasureStatus.COMPILE_HOST)])
         else:
-            (result,) = runner.run(inputs, [BuiltProgram(None, MeasureStatus.COMPILE_HOST, "", 0.0)])
+            (result,) = runner.run(inputs, [Measurement(status=MeasureStatus.COMPILE_HOST)])
             assert result.error_no == MeasureStatus.COMPILE_HOST
 
 

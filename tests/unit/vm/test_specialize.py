@@ -22,7 +22,7 @@ from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.program import MAIN, Call
 from retune.compiler.graph.symbolic_region import SymbolicRegion
 from retune.compiler.measure.logs.log import LoggedTask, LoggedTrial
-from retune.compiler.measure.record import BestProgram, MeasureStatus
+from retune.compiler.measure.record import MeasureStatus, TaskProgram
 from retune.compiler.runtime.device import cpu
 from retune.compiler.runtime.executor.params import load_param_dict_from_file
 from retune.compiler.runtime.kernel_row import ProgramSource
@@ -204,13 +204,13 @@ def test_a_program_is_fitted_to_other_sizes_and_computes_the_same() -> None:
     source, other = _tasks(64), _tasks(80)
     for task, wanted in zip(source, other, strict=True):
         guess = top_candidates(task)[0]
-        relatives = [BestProgram(task.workload_key, guess.steps, 1e-4)]
+        relatives = [TaskProgram(task.workload_key, guess.steps, 1e-4)]
         steps = transfer_program(wanted, relatives)
         assert steps is not None
         assert dump_steps(steps) != dump_steps(default_steps(wanted.dag))
         replay(wanted.dag, steps)
         assert transfer_program(wanted, []) is None
-        assert transfer_program(wanted, [BestProgram(task.workload_key, "[]", 1.0)]) is None
+        assert transfer_program(wanted, [TaskProgram(task.workload_key, "[]", 1.0)]) is None
 
 
 def test_constants_of_later_compilations_are_bound_late_too(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from retune.compiler.schedule.choices import choices_of
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, State, replay
 from retune.compiler.schedule.statements import statement_nests
-from retune.compiler.schedule.steps import Annotate, Split, Step
+from retune.compiler.schedule.steps import Annotate, Split, Step, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
@@ -267,7 +267,7 @@ def test_first_batch_is_led_by_the_analytical_model() -> None:
         features = extract(statement_nests(state), choices_of(state), HARDWARE, count=1)
         return float(prior_scores(features, task.flop_count, HARDWARE)[0])
 
-    asked = [guessed(tuple(one.steps)) for one in policy.ask(8, 0)]
+    asked = [guessed(load_steps(one.steps)) for one in policy.ask(8, 0)]
     (space,) = policy.spaces
     drawn = [guessed(space.steps(row)) for row in space.sample(np.random.default_rng(1), 24)]
     assert np.median(asked) > 2 * np.median(drawn)
