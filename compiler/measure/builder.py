@@ -1,6 +1,6 @@
 """Builds candidates of a task in several worker processes.
 
-One untimed `Measurement` a candidate, in order; one that crashes the compiler or takes too long costs its own result.
+One untimed `Measurement` a candidate, in order. Crashes and time-outs are results too.
 """
 
 import math

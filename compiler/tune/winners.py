@@ -60,7 +60,7 @@ def top_candidates(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tup
 @dataclass(frozen=True, slots=True)
 class Confirmation:
     """The programs of a task and its default schedule, which is the last, as they were timed in turn, and which of them
-    serves: that at `index`, the default schedule until `confirm_fastest` has found a faster one that is right.
+    serves: that at `index`, the default schedule until `confirm_fastest` has found a faster program that is right.
 
     `results` are how they were built and timed. `serves` is false where another task computes the same result faster;
     `why` says why the default schedule serves, where this was not found for the task alone.
