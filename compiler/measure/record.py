@@ -134,8 +134,8 @@ class TaskProgram:
     """A program of a task: proposed by a search, measured, or chosen for a network.
 
     `steps` are its steps as text and `seconds` the time of a call, infinite while unknown and for a failure; an
-    `is_disturbed` time is much too long. `record_id` is that of its record, empty if there is none. `mutation` is the move
-    of the search that made it from `parent_id`, `predicted` the score that selected it, higher is better.
+    `is_disturbed` time is much too long. `record_id` is that of its record, empty if there is none. `mutation` is the
+    move of the search that made it from `parent_id`, `predicted` the score that selected it, higher is better.
     """
 
     task_key: str
