@@ -408,11 +408,7 @@ TVM_FORMS = (
 
 LONG_SIGNATURES = {
     "compiler/driver/compile_network.py compile_graph",
-    "compiler/tune/extract.py __init__",
     "compiler/runtime/executor/timed_executor.py benchmark",
-    "compiler/frontend/zoo/bert.py bert_base",
-    "compiler/frontend/zoo/layers.py convolution",
-    "compiler/runtime/cuda/array.py __init__",
 }
 """Functions that still have more parameters than seven."""
 

@@ -25,12 +25,12 @@ def convnext_tiny(
     `width` that of the first, doubled by each that follows.
     """
     write = LayerWriter("convnext_tiny", (batch, 3, image, image), seed)
-    x = write.convolution(write.input, (3, width), 4, "stem", stride=4, pad=0, bias=True)
+    x = write.shifted_convolution(write.input, (3, width), 4, "stem", stride=4, pad=0)
     x = _channel_norm(write, x, width, "stem_norm")
     for stage, count in enumerate(layers):
         if stage:
             x = _channel_norm(write, x, width, f"stage{stage}_norm")
-            x = write.convolution(x, (width, 2 * width), 2, f"stage{stage}_shrink", stride=2, pad=0, bias=True)
+            x = write.shifted_convolution(x, (width, 2 * width), 2, f"stage{stage}_shrink", stride=2, pad=0)
             width *= 2
         for layer in range(count):
             x = _block(write, x, width, f"stage{stage}_block{layer}")
@@ -55,7 +55,7 @@ def _channel_norm(write: LayerWriter, x: str, width: int, name: str) -> str:
 
 def _block(write: LayerWriter, x: str, width: int, name: str) -> str:
     """Convolve depthwise, then expand and project each pixel; the input is added."""
-    branch = write.convolution(x, (width, width), 7, f"{name}_dw", groups=width, bias=True)
+    branch = write.shifted_convolution(x, (width, width), 7, f"{name}_dw", groups=width)
     branch = write.layer_norm(_channels_last(write, branch, name), width, f"{name}_norm", epsilon=_EPSILON)
     branch = gelu(write, write.linear(branch, (width, 4 * width), f"{name}_up"), f"{name}_gelu")
     branch = write.linear(branch, (4 * width, width), f"{name}_down")

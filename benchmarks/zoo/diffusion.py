@@ -36,7 +36,7 @@ def ddpm_unet(
     sample = write.feed("sample", (batch, colors, image, image))
     time = write.feed("timestep", (batch,), TensorProto.INT64)
     blocks = _Blocks(write, batch, _time(write, time, width), 4 * width, attention)
-    x, taken, side = write.convolution(sample, (colors, width), 3, "conv_in", bias=True), width, image
+    x, taken, side = write.shifted_convolution(sample, (colors, width), 3, "conv_in"), width, image
     kept = [(x, width)]
     for level, multiple in enumerate(multiples):
         made = multiple * width
@@ -47,7 +47,7 @@ def ddpm_unet(
         if level < len(multiples) - 1:
             # padded at the ends alone, as the original
             x = write.node("Pad", [x, write.integers((0, 0, 0, 0, 0, 0, 1, 1), "end_pads")], f"down{level}_padded")
-            x = write.convolution(x, (taken, taken), 3, f"down{level}_shrink", stride=2, pad=0, bias=True)
+            x = write.shifted_convolution(x, (taken, taken), 3, f"down{level}_shrink", stride=2, pad=0)
             side //= 2
             kept.append((x, taken))
     x = blocks.residual(x, (taken, taken), side, "middle_a")
@@ -65,10 +65,10 @@ def ddpm_unet(
             scales = write.weight(np.asarray((1, 1, 2, 2), np.float32), "upscale")
             attributes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
             x = write.node("Resize", [x, "", scales], f"up{level}_large", **attributes)
-            x = write.convolution(x, (taken, taken), 3, f"up{level}_conv", bias=True, gain=0.7)
+            x = write.shifted_convolution(x, (taken, taken), 3, f"up{level}_conv", gain=0.7)
             side *= 2
     x = write.silu(blocks.norm(x, taken, side, "norm_out"), "silu_out")
-    return write.finish(write.convolution(x, (taken, colors), 3, "noise", bias=True), (batch, colors, image, image))
+    return write.finish(write.shifted_convolution(x, (taken, colors), 3, "noise"), (batch, colors, image, image))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +96,15 @@ class _Blocks:
         taken, made = channels
         write = self.write
         inner = write.silu(self.norm(x, taken, side, f"{name}_norm1"), f"{name}_silu1")
-        inner = write.convolution(inner, (taken, made), 3, f"{name}_conv1", bias=True)
+        inner = write.shifted_convolution(inner, (taken, made), 3, f"{name}_conv1")
         shift = write.silu(self.time, f"{name}_time_silu")
         shift = write.fully_connected(shift, (self.time_width, made), f"{name}_time")
         wide = write.node("Unsqueeze", [shift, write.integers((2, 3), "pixel_axes")], f"{name}_time_wide")
         inner = write.node("Add", [inner, wide], f"{name}_timed")
         inner = write.silu(self.norm(inner, made, side, f"{name}_norm2"), f"{name}_silu2")
-        inner = write.convolution(inner, (made, made), 3, f"{name}_conv2", bias=True, gain=0.7)
+        inner = write.shifted_convolution(inner, (made, made), 3, f"{name}_conv2", gain=0.7)
         if taken != made:
-            x = write.convolution(x, (taken, made), 1, f"{name}_shortcut", bias=True, gain=0.7)
+            x = write.shifted_convolution(x, (taken, made), 1, f"{name}_shortcut", gain=0.7)
         return write.node("Add", [x, inner], f"{name}_out")
 
     def attend(self, x: str, channels: int, side: int, name: str) -> str:

@@ -47,8 +47,8 @@ class _Blocks(InvertedResiduals):
         # A quarter of the block's input, not of its expanded channels, as in the reference implementation.
         few = max(1, taken // 4)
         means = self.write.node("GlobalAveragePool", [branch], f"{name}_se_means")
-        squeezed = self.write.convolution(means, (hidden, few), 1, f"{name}_se_squeeze", bias=True)
+        squeezed = self.write.shifted_convolution(means, (hidden, few), 1, f"{name}_se_squeeze")
         activated = self.write.silu(squeezed, f"{name}_se_silu")
-        excited = self.write.convolution(activated, (few, hidden), 1, f"{name}_se_excite", bias=True)
+        excited = self.write.shifted_convolution(activated, (few, hidden), 1, f"{name}_se_excite")
         factors = self.write.node("Sigmoid", [excited], f"{name}_se_factors")
         return self.write.node("Mul", [branch, factors], f"{name}_se_scaled")

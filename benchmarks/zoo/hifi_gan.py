@@ -19,7 +19,7 @@ def hifi_gan(
     `rates` is a factor by which the sound gets longer and half as wide.
     """
     write = LayerWriter("hifi_gan", (batch, _BANDS, frames), seed)
-    x = write.convolution(write.input, (_BANDS, width), 7, "pre", bias=True)
+    x = write.shifted_convolution(write.input, (_BANDS, width), 7, "pre")
     length = frames
     for stage, rate in enumerate(rates):
         name = f"up{stage}"
@@ -31,7 +31,7 @@ def hifi_gan(
         total = write.node("Add", [write.node("Add", parts[:2], f"{name}_two"), parts[2]], f"{name}_sum")
         x = write.node("Div", [total, write.number(len(parts), f"{name}_count")], f"{name}_mean")
     x = _leaky(write, x, "post_leaky", slope=0.01)
-    x = write.convolution(x, (width, 1), 7, "post", bias=True, gain=0.3)
+    x = write.shifted_convolution(x, (width, 1), 7, "post", gain=0.3)
     return write.finish(write.node("Tanh", [x], "sound"), (batch, 1, length))
 
 
@@ -40,9 +40,9 @@ def _residual(write: LayerWriter, x: str, width: int, kernel: int, name: str) ->
     for dilation in _DILATIONS:
         at = f"{name}_d{dilation}"
         inner = _leaky(write, x, f"{at}_leaky1")
-        inner = write.convolution(inner, (width, width), kernel, f"{at}_conv1", dilation=dilation, bias=True)
+        inner = write.shifted_convolution(inner, (width, width), kernel, f"{at}_conv1", dilation=dilation)
         inner = _leaky(write, inner, f"{at}_leaky2")
-        inner = write.convolution(inner, (width, width), kernel, f"{at}_conv2", bias=True, gain=0.5)
+        inner = write.shifted_convolution(inner, (width, width), kernel, f"{at}_conv2", gain=0.5)
         x = write.node("Add", [inner, x], at)
     return x
 

@@ -1,8 +1,10 @@
-"""The layers that only benchmark networks have: loops, transposed convolutions, group normalization, SiLU."""
+"""The layers that only benchmark networks have: loops, convolutions with a bias, transposed convolutions, group
+normalization, SiLU.
+"""
 
 from collections.abc import Sequence
 from copy import copy
-from math import sqrt
+from math import prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,31 @@ class LayerWriter(layers.LayerWriter):
         made = [self._prefix + name for name in names]
         self._graph.node.append(helper.make_node("Split", [x], made, name=f"{made[0]}_split", axis=axis))
         return tuple(made)
+
+    def shifted_convolution(
+        self,
+        x: str,
+        channels: tuple[int, int],
+        kernel: int,
+        name: str,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        dilation: int = 1,
+        pad: int | None = None,
+        gain: float = 1.0,
+    ) -> str:
+        """A convolution of equal extents with a bias; without `pad` it is padded so that stride 1 keeps the size."""
+        taken, made = channels
+        rank = self._spatial
+        shape = (made, taken // groups, *[kernel] * rank)
+        weight = self.normal(shape, gain * sqrt(2 / prod(shape[1:])), f"{name}_weight")
+        margin = dilation * (kernel // 2) if pad is None else pad
+        attributes = {"strides": [stride] * rank, "pads": [margin] * 2 * rank, "kernel_shape": [kernel] * rank}
+        if dilation != 1:
+            attributes["dilations"] = [dilation] * rank
+        bias = self.normal((made,), 0.02, f"{name}_bias")
+        return self.node("Conv", [x, weight, bias], name, **attributes, group=groups)
 
     def transposed_convolution(
         self,

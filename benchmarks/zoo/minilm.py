@@ -15,9 +15,7 @@ def minilm_l6(
     layers: int = 6,
     width: int = 384,
     heads: int = 12,
-    hidden: int = 1536,
     words: int = 30522,
-    positions: int = 512,
     seed: int = 0,
 ) -> onnx.ModelProto:
     """Inputs as `bert_base`; output `sentence_embedding` (batch, width), the mean of the vectors of all tokens that the
@@ -26,7 +24,7 @@ def minilm_l6(
     Configuration of sentence-transformers/all-MiniLM-L6-v2 (Wang et al., "MiniLM", arXiv 2002.10957).
     """
     write = LayerWriter("minilm_l6", None, seed)
-    x, attended = encode(write, Sizes(batch, tokens, width, heads, hidden), layers, words, positions)
+    x, attended = encode(write, Sizes(batch, tokens, width, heads, 4 * width), layers, words)
     return write.finish(_sentence(write, x, attended), (batch, width))
 
 

@@ -68,7 +68,7 @@ def sam2_tiny_encoder(
     """
     write = LayerWriter("sam2_tiny_encoder", (batch, 3, image, image), seed)
     side = image // 4
-    x = write.convolution(write.input, (3, width), 7, "patch", stride=4, pad=3, bias=True)
+    x = write.shifted_convolution(write.input, (3, width), 7, "patch", stride=4, pad=3)
     x = write.node("Add", [x, _places(write, width, side, windows[0])], "placed")
     x = write.node("Transpose", [x], "placed_last", perm=[0, 2, 3, 1])
     made, heads, number = width, 1, 0
@@ -161,7 +161,7 @@ def _pyramid(
     sides: list[str] = []
     for number, (x, width, _) in enumerate(maps):
         first = write.node("Transpose", [x], f"map{number}_channels_first", perm=[0, 3, 1, 2])
-        sides.append(write.convolution(first, (width, features), 1, f"map{number}_features", bias=True))
+        sides.append(write.shifted_convolution(first, (width, features), 1, f"map{number}_features"))
     *kept, last = sides
     scales = write.weight(np.asarray((1, 1, 2, 2), np.float32), "twice")
     grown = write.node(

@@ -23,7 +23,7 @@ def segformer_b0(
     levels = []
     for stage, (width, heads, reduction, kernel, stride) in enumerate(_STAGES):
         name = f"stage{stage}"
-        x = write.convolution(x, (taken, width), kernel, f"{name}_patch", stride=stride, bias=True)
+        x = write.shifted_convolution(x, (taken, width), kernel, f"{name}_patch", stride=stride)
         taken, side = width, side // stride
         sizes = Sizes(batch, side * side, width, heads, 4 * width)
         x = write.layer_norm(
@@ -48,7 +48,7 @@ def _layer(
     if reduction > 1:
         few = (side // reduction) ** 2
         picture = tokens_to_image(write, normal, shape, f"{name}_reduction")
-        picture = write.convolution(picture, square, reduction, f"{name}_reduction", stride=reduction, pad=0, bias=True)
+        picture = write.shifted_convolution(picture, square, reduction, f"{name}_reduction", stride=reduction, pad=0)
         rows = image_to_tokens(write, picture, (batch, few, width), f"{name}_reduction")
         reduced = write.layer_norm(rows, width, f"{name}_reduction_norm")
         reduced_sizes = Sizes(batch, few, width, sizes.heads, sizes.hidden)
@@ -62,7 +62,7 @@ def _layer(
     hidden = sizes.hidden
     inner = write.linear(write.layer_norm(x, width, f"{name}_norm2"), (width, hidden), f"{name}_up")
     picture = tokens_to_image(write, inner, (batch, hidden, side, side), f"{name}_mix")
-    picture = write.convolution(picture, (hidden, hidden), 3, f"{name}_mix", groups=hidden, bias=True)
+    picture = write.shifted_convolution(picture, (hidden, hidden), 3, f"{name}_mix", groups=hidden)
     inner = gelu(write, image_to_tokens(write, picture, (batch, tokens, hidden), f"{name}_mix"), f"{name}_gelu")
     return write.node("Add", [x, write.linear(inner, (hidden, width), f"{name}_down")], f"{name}_out")
 
@@ -83,4 +83,4 @@ def _decode(write: LayerWriter, levels: list[tuple[str, int, int]], batch: int, 
     joined = write.node("Concat", parts[::-1], "decoder_joined", axis=1)
     fused = write.convolution(joined, (len(levels) * decoder, decoder), 1, "decoder_fuse")
     fused = write.node("Relu", [write.batch_norm(fused, decoder, "decoder_bn")], "decoder_relu")
-    return write.convolution(fused, (decoder, classes), 1, "logits", bias=True)
+    return write.shifted_convolution(fused, (decoder, classes), 1, "logits")

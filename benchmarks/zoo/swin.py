@@ -50,7 +50,7 @@ def swin_tiny(
     `heads` those of the first, doubled by each that follows; `image` is a multiple of 32 windows' sides.
     """
     write = LayerWriter("swin_tiny", (batch, 3, image, image), seed)
-    x = write.convolution(write.input, (3, width), 4, "patch", stride=4, pad=0, bias=True)
+    x = write.shifted_convolution(write.input, (3, width), 4, "patch", stride=4, pad=0)
     x = write.node("Transpose", [x], "patch_last", perm=[0, 2, 3, 1])
     x = write.layer_norm(x, width, "patch_norm")
     stage = _Stage(batch, image // 4, window, width, heads)

@@ -28,8 +28,8 @@ def whisper_tiny_encoder(
     Configuration of openai/whisper-tiny (Radford et al., arXiv 2212.04356). Places are sinusoids.
     """
     write = LayerWriter("whisper_tiny_encoder", (batch, _BANDS, frames), seed)
-    x = gelu(write, write.convolution(write.input, (_BANDS, width), 3, "conv1", bias=True), "gelu1")
-    x = gelu(write, write.convolution(x, (width, width), 3, "conv2", stride=2, bias=True), "gelu2")
+    x = gelu(write, write.shifted_convolution(write.input, (_BANDS, width), 3, "conv1"), "gelu1")
+    x = gelu(write, write.shifted_convolution(x, (width, width), 3, "conv2", stride=2), "gelu2")
     x = write.node("Transpose", [x], "rows", perm=[0, 2, 1])
     tokens = frames // 2
     x = write.node("Add", [x, write.weight(_sinusoids(tokens, width), "places")], "placed")

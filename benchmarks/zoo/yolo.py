@@ -116,7 +116,7 @@ def _decode(
             name = f"{kind}{level}"
             part = blocks.layer(x, (taken, inner), 3, f"{name}_a")
             part = blocks.layer(part, (inner, inner), 3, f"{name}_b")
-            parts.append(write.convolution(part, (inner, made), 1, name, bias=True))
+            parts.append(write.shifted_convolution(part, (inner, made), 1, name))
         joined = write.node("Concat", parts, f"level{level}", axis=1)
         shape = write.integers((batch, 4 * _BINS + classes, side**2), f"level{level}_shape")
         levels.append(write.node("Reshape", [joined, shape], f"level{level}_cells"))

@@ -21,7 +21,7 @@ from retune.compiler.schedule.task import SearchTask
 class Extracted:
     """A network or an operator that is ready to be tuned: `source` as it was asked for, its tuning `tasks` with their
     `weights`, and the bytes of all weights of the network. Tasks with the same number in `layers` compute the same,
-    and only the fastest of them will run.
+    and only the fastest of them will run: each of the `ways` is a task, its weight and its layer.
 
     It has slots and no `__dict__`: as a parameter of a flow, Prefect stores its name and does not write it as JSON.
     """
@@ -34,18 +34,16 @@ class Extracted:
         name: str,
         target: Target,
         threads: int,
-        tasks: Sequence[SearchTask],
-        weights: Sequence[int],
-        layers: Sequence[int],
+        ways: Sequence[tuple[SearchTask, int, int]],
         constant_bytes: int = 0,
     ) -> None:
         self.source = source
         self.name = name
         self.target = target
         self.threads = threads
-        self.tasks = tuple(tasks)
-        self.weights = tuple(weights)
-        self.layers = tuple(layers)
+        self.tasks = tuple(task for task, _, _ in ways)
+        self.weights = tuple(weight for _, weight, _ in ways)
+        self.layers = tuple(layer for _, _, layer in ways)
         self.constant_bytes = constant_bytes
 
     @property
@@ -61,16 +59,8 @@ class ExtractedNetwork(Extracted):
 
     def __init__(self, source: str, target: Target, threads: int, graph: Graph, cut: Partition) -> None:
         ways = [(task, layer.weight, number) for number, layer in enumerate(cut.layers()) for task in layer.tasks]
-        super().__init__(
-            source,
-            graph.name,
-            target,
-            threads,
-            [task for task, _, _ in ways],
-            [weight for _, weight, _ in ways],
-            [number for _, _, number in ways],
-            sum(array.nbytes for array in graph.constants.values()),
-        )
+        constant_bytes = sum(array.nbytes for array in graph.constants.values())
+        super().__init__(source, graph.name, target, threads, ways, constant_bytes)
         self.graph = graph
         self.partition = cut
 

@@ -194,7 +194,7 @@ def extract_operator(text: str, target: str, threads: int) -> Extracted:
         raise OptionError(f"{text}: {kind}{error}") from error
     name = operator_label(text)
     named = SearchTask(name, task.dag, task.target, task.hardware, task.key, task.layout)
-    return Extracted(text, name, machine, threads, [named], [1], [0])
+    return Extracted(text, name, machine, threads, [(named, 1, 0)])
 
 
 def extract(subject: str, target: str, threads: int) -> Extracted:

@@ -3,7 +3,7 @@
 from typing import Any
 
 SMALL: dict[str, dict[str, Any]] = {
-    "bert_base": {"batch": 2, "tokens": 7, "layers": 2, "width": 16, "heads": 4, "hidden": 40, "words": 50},
+    "bert_base": {"batch": 2, "tokens": 7, "layers": 2, "width": 16, "heads": 4, "words": 50},
     "clip_vit_b32": {
         "batch": 2,
         "image": 32,
@@ -20,7 +20,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "efficientnet_b0": {"image": 64, "width": 0.25, "classes": 10},
     "gpt2_block": {"batch": 2, "tokens": 3, "past": 5, "width": 16, "heads": 4, "hidden": 40},
     "hifi_gan": {"batch": 2, "frames": 5, "width": 16, "rates": (4, 2)},
-    "minilm_l6": {"batch": 2, "tokens": 7, "layers": 2, "width": 16, "heads": 4, "hidden": 40, "words": 50},
+    "minilm_l6": {"batch": 2, "tokens": 7, "layers": 2, "width": 16, "heads": 4, "words": 50},
     "mlp": {"batch": 3},
     "mobilenet_v2": {"image": 64, "width": 0.25, "classes": 10},
     "r3d_18": {"frames": 4, "image": 32, "width": 8, "classes": 10},

@@ -91,28 +91,19 @@ class LayerWriter:
         *,
         stride: int | tuple[int, ...] = 1,
         groups: int = 1,
-        dilation: int = 1,
-        pad: int | None = None,
-        bias: bool = False,
-        gain: float = 1.0,
     ) -> str:
-        """A convolution; `channels` is (in, out). Without `pad` it is padded so that stride 1 keeps the size.
+        """A convolution, padded so that stride 1 keeps the size; `channels` is (in, out).
 
         One number for `kernel` or `stride` is that of all dimensions of the input's images, a tuple has an entry each.
-        `gain` scales the weights.
         """
         taken, made = channels
         extents = (kernel,) * self._spatial if isinstance(kernel, int) else kernel
         steps = (stride,) * len(extents) if isinstance(stride, int) else stride
         shape = (made, taken // groups, *extents)
         # He et al. (arXiv 1502.01852): a ReLU halves the second moment, which the 2 makes up for.
-        weight = self.normal(shape, gain * sqrt(2 / prod(shape[1:])), f"{name}_weight")
-        pads = [dilation * (extent // 2) if pad is None else pad for extent in extents] * 2
-        attributes = {"strides": list(steps), "pads": pads, "kernel_shape": list(extents), "group": groups}
-        if dilation != 1:
-            attributes["dilations"] = [dilation] * len(extents)
-        offsets = [self.normal((made,), 0.02, f"{name}_bias")] if bias else []
-        return self.node("Conv", [x, weight, *offsets], name, **attributes)
+        weight = self.normal(shape, sqrt(2 / prod(shape[1:])), f"{name}_weight")
+        pads = [extent // 2 for extent in extents] * 2
+        return self.node("Conv", [x, weight], name, strides=steps, pads=pads, kernel_shape=extents, group=groups)
 
     def batch_norm(self, x: str, channels: int, name: str, *, gain: float = 1.0) -> str:
         """Batch normalization with statistics such as training leaves; `gain` scales the result."""

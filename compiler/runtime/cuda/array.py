@@ -59,8 +59,6 @@ class DeviceArray:
         dtype: str,
         address: int,
         owner: object,
-        *,
-        fenced: bool,
     ) -> None:
         self.shape = tuple(int(extent) for extent in shape)
         self.dtype = dtype
@@ -69,7 +67,7 @@ class DeviceArray:
         self._driver = driver
         self._stream = stream
         self._owner = owner
-        self._fenced = fenced
+        self._piece: Memory | None = None  # with fences
 
     @classmethod
     def allocate(cls, driver: Driver, stream: Any, number: int, shape: Sequence[int], dtype: str) -> "DeviceArray":
@@ -77,7 +75,8 @@ class DeviceArray:
         nbytes = _nbytes(shape, dtype)
         driver.open(number)
         piece = driver.allocate(nbytes + -nbytes % FENCE + 2 * FENCE, stream)
-        array = cls(driver, stream, number, shape, dtype, piece.address + FENCE, piece, fenced=True)
+        array = cls(driver, stream, number, shape, dtype, piece.address + FENCE, None)
+        array._piece = piece
         array.mend()
         return array
 
@@ -103,7 +102,7 @@ class DeviceArray:
             raise DeviceError(f"the array of the shape {list(shape)} is not dense, row by row; copy it first")
         if address % VECTOR_BYTES:
             raise DeviceError(f"the array starts at {address:#x}, no multiple of {VECTOR_BYTES} bytes; copy it first")
-        return cls(driver, stream, int(number), shape, str(tensor.dtype), address, tensor, fenced=False)
+        return cls(driver, stream, int(number), shape, str(tensor.dtype), address, tensor)
 
     def view(self, start: int, shape: Sequence[int], dtype: str) -> "DeviceArray":
         """An array in the same memory from byte `start` on. Raises: DeviceError if it does not fit."""
@@ -111,7 +110,7 @@ class DeviceArray:
         if start < 0 or start % VECTOR_BYTES or start + nbytes > self.nbytes:
             raise DeviceError(f"{dtype}{list(shape)} from byte {start} on is no part of {self.nbytes} bytes")
         number = self.device.device_id
-        return DeviceArray(self._driver, self._stream, number, shape, dtype, self.address + start, self, fenced=False)
+        return DeviceArray(self._driver, self._stream, number, shape, dtype, self.address + start, self)
 
     @property
     def nbytes(self) -> int:
@@ -145,14 +144,14 @@ class DeviceArray:
 
     def mend(self) -> None:
         """Restore the fences."""
-        if self._fenced:
+        if self._piece is not None:
             self._open()
             for start, nbytes in self._fences():
                 self._driver.fill(start, _CANARY, nbytes, self._stream)
 
     def damage(self) -> str:
         """A sentence about overwritten bytes beside the array; "" without damage."""
-        if not self._fenced:
+        if self._piece is None:
             return ""
         self._open()
         for (start, nbytes), where in zip(self._fences(), ("before its start", "after its end"), strict=True):
@@ -163,8 +162,7 @@ class DeviceArray:
         return ""
 
     def free(self) -> None:
-        piece: Memory | None = self._owner if self._fenced else None  # type: ignore[assignment]
-        self._owner = None
+        piece, self._piece, self._owner = self._piece, None, None
         if piece is not None:
             piece.free()
 
