@@ -16,12 +16,12 @@ from benchmarks.kernel_cases import CASES
 from benchmarks.kernel_timing import scheduled
 from retune.compiler.codegen.cpu import (
     emit_module,
-    function_attributes,
     make_target_machine,
     optimized_module,
     parse_module,
 )
 from retune.compiler.codegen.kernel import write_kernel
+from retune.compiler.codegen.subtarget import subtarget_of
 from retune.compiler.core.errors import RetuneError
 from retune.compiler.core.target import Target
 from retune.compiler.lower.build_loops import build_loops
@@ -91,7 +91,6 @@ def compile_all(task: SearchTask, programs: Sequence[Sequence[Step]], seconds: f
 
 def compile_one(task: SearchTask, steps: Sequence[Step]) -> Sample:
     """What `retune.compiler.driver.build` does, phase by phase."""
-    width = task.hardware.vector_unit_bytes
     clock = _Clock()
     state = replay(task.dag, steps)
     clock.mark("replay")
@@ -100,7 +99,7 @@ def compile_one(task: SearchTask, steps: Sequence[Step]) -> Sample:
     for one in cpu_passes(task.hardware):
         function = one.apply(function)
         clock.mark(one.name)
-    text = write_kernel(function, width, task.hardware.stack_bytes, function_attributes(width)).llvm
+    text = write_kernel(function, subtarget_of(task), task.hardware.stack_bytes).llvm
     clock.mark("LLVM text")
     machine = make_target_machine(task.target)
     clock.mark("target machine")

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Protocol
 
-from retune.compiler.codegen.cpu import assembly, compile_module, describe, function_attributes, vector_bytes
+from retune.compiler.codegen.cpu import assembly, compile_module, describe, vector_bytes
 from retune.compiler.codegen.dot_instructions import dots_of
 from retune.compiler.codegen.kernel import KernelText, write_kernel
 from retune.compiler.codegen.nvidia.device_build import build_device_kernel
 from retune.compiler.codegen.nvidia.nvptx import GPU_TRIPLE, check_gpu, ptx, write_device
-from retune.compiler.codegen.table_permute import PERMUTE_BYTES, has_table_permute
+from retune.compiler.codegen.subtarget import subtarget_of
 from retune.compiler.core.config import usable_cpus
 from retune.compiler.core.errors import LoweringError, refusing_depth
 from retune.compiler.core.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
@@ -146,11 +146,7 @@ class CpuBackend:
 
     @staticmethod
     def _write(task: SearchTask, function: LoopFunction) -> KernelText:
-        width = task.hardware.vector_unit_bytes
-        permutes_tables = width >= PERMUTE_BYTES and has_table_permute(task.target)
-        return write_kernel(
-            function, width, task.hardware.stack_bytes, function_attributes(width), dots_of(task), permutes_tables
-        )
+        return write_kernel(function, subtarget_of(task), task.hardware.stack_bytes)
 
 
 class GpuBackend:

@@ -5,10 +5,11 @@ additional reads.
 """
 
 from retune.compiler.codegen.arithmetic import arithmetic
-from retune.compiler.codegen.conditions import ConditionEmitter
+from retune.compiler.codegen.conditions import holds
 from retune.compiler.codegen.conversions import cast
-from retune.compiler.codegen.dot_products import DotEmitter
+from retune.compiler.codegen.dot_products import dot
 from retune.compiler.codegen.intrinsics import call_instruction
+from retune.compiler.codegen.memory_access import MemoryEmitter
 from retune.compiler.codegen.types import item_bytes, literal, llvm_type, memory_type
 from retune.compiler.codegen.values import Address, Scalar, Value
 from retune.compiler.codegen.vector_builder import VectorBuilder
@@ -17,7 +18,7 @@ from retune.compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Call, Cast, C
 from retune.compiler.ir.visit import children, parts
 
 
-class ExpressionEmitter(ConditionEmitter, DotEmitter):
+class ExpressionEmitter(MemoryEmitter):
     """Writes the instructions of expressions."""
 
     def evaluate(self, expr: Expr) -> Value:
@@ -40,10 +41,11 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
             case Cast():
                 return cast(self.result, self.evaluate(expr.value), expr.dtype)
             case Dot():
-                return self.dot(expr, Value(literal(0, expr.dtype), 1, expr.dtype))
+                return dot(self, expr, Value(literal(0, expr.dtype), 1, expr.dtype))
             case Call():
                 values = self.aligned([self.evaluate(arg) for arg in expr.args])
-                return call_instruction(self.result, expr.name, values, expr.dtype, self.permutes_tables, self.library)
+                permutes_tables, library = self.subtarget.permutes_tables, self.subtarget.has_library
+                return call_instruction(self.result, expr.name, values, expr.dtype, permutes_tables, library)
         raise LoweringError(f"no code for the expression {expr}")
 
     def variable(self, var: Var) -> Value:
@@ -98,7 +100,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
 
     def by_lane(self, expr: Expr) -> Value:
         """A vector of one scalar evaluation a lane."""
-        items = self.each_lane(lambda: self.evaluate(expr).text)
+        items = [single.evaluate(expr).text for single in self.each_lane()]
         lanes = len(items) if self.mask is None else self.mask.lanes
         kind = llvm_type(expr.dtype, lanes)
         # Inactive lanes are zeros: they may reach a division, where poison is undefined behavior.
@@ -110,7 +112,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
     def binary(self, expr: Binary) -> Value:
         """Arithmetic, comparison or logic on scalars or vectors."""
         if expr.op is BinaryOp.ADD and isinstance(expr.rhs, Dot):
-            return self.dot(expr.rhs, self.evaluate(expr.lhs))
+            return dot(self, expr.rhs, self.evaluate(expr.lhs))
         if expr.op is BinaryOp.ADD and expr.dtype in ("float32", "float64"):
             for product, addend in ((expr.rhs, expr.lhs), (expr.lhs, expr.rhs)):
                 if isinstance(product, Binary) and product.op is BinaryOp.MUL:
@@ -119,28 +121,24 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
                     # One instruction where the target has it, else two; never a call.
                     return VectorBuilder(self.result, a.lanes, expr.dtype).call("fmuladd", a, b, c)
         lhs, rhs = self.aligned([self.evaluate(expr.lhs), self.evaluate(expr.rhs)])
-        return arithmetic(self.result, expr.op, lhs, rhs, self.library)
+        return arithmetic(self.result, expr.op, lhs, rhs, self.subtarget.has_library)
 
     def select(self, expr: Select) -> Value:
         """A lazy choice: a load from either of two addresses, a branch for all lanes, a masked load, or, where neither
         side reads additional memory, a plain select.
         """
-        condition = self.holds(expr.condition)
+        condition = holds(self, expr.condition)
         if isinstance(condition, bool):
             return self.evaluate(expr.then if condition else expr.otherwise)
-        # Only loads can fault: arithmetic is defined for all operands, so it may be evaluated speculatively.
-        lazy = [node for side in (expr.then, expr.otherwise) for node in parts(side) if _may_fault(node)]
-        if not lazy or _read_always(expr).issuperset(lazy):
+        if self.memo(_is_eager, expr):
             then, otherwise = self.aligned([self.evaluate(expr.then), self.evaluate(expr.otherwise)])
             lanes = max(condition.lanes, then.lanes)
             then, otherwise = self.splat(then, lanes), self.splat(otherwise, lanes)
             return self.result(f"select {condition.typed}, {then.typed}, {otherwise.typed}", lanes, expr.dtype)
-        if condition.lanes == 1:
-            chosen = self.chosen_load(condition, expr)
-            return self.branch(condition, expr) if chosen is None else chosen
-        # A vector condition: a masked load never touches the lanes that are off, lane by lane is the fallback.
-        masked = self.masked_load(condition, expr)
-        return self.by_lane(expr) if masked is None else masked
+        loaded = self.load_or_literal(condition, expr)
+        if loaded is not None:
+            return loaded
+        return self.branch(condition, expr) if condition.lanes == 1 else self.by_lane(expr)
 
     def branch(self, condition: Value, expr: Select) -> Value:
         writer = self.writer
@@ -158,44 +156,52 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         kind = llvm_type(expr.dtype, lanes)
         return self.result(f"phi {kind} [ {then}, %{then_label} ], [ {otherwise}, %{else_label} ]", lanes, expr.dtype)
 
-    def chosen_load(self, condition: Value, expr: Select) -> Value | None:
-        """A load from memory or from an address with the literal, without a branch: earlier values stay valid."""
-        load, literal_side = expr.then, expr.otherwise
-        if not isinstance(load, Load) or not isinstance(literal_side, Const) or load.dtype == "bool":
+    def load_or_literal(self, condition: Value, expr: Select) -> Value | None:
+        """A choice between an element, or a vector of neighbors, and a literal, without a branch: earlier values stay
+        valid. Lanes that are off are never read.
+        """
+        sides = self.memo(_load_and_literal, expr)
+        if sides is None:
             return None
-        # The address is computed for all lanes, so an index that itself reads memory could fault.
-        if any(_may_fault(node) for index in load.indices for node in parts(index)):
+        load, number = sides
+        buffer, dtype = load.buffer, load.dtype
+        address = self.locate(buffer, load.indices)
+        if self.storage[buffer].lanes > 1 or address.stride not in (0, 1):
             return None
-        lanes = self.lanes_of(load.indices)
-        address = self.locate(load.buffer, load.indices)
-        if self.storage[load.buffer].lanes > 1 or address.stride not in (0, 1):
-            return None
-        lanes = lanes if address.stride == 1 else 1
-        kind = memory_type(load.dtype, lanes)
-        spare = self.fallback(load.dtype, lanes, literal(literal_side.value, load.dtype, lanes))
-        pointer = self.result(
-            f"select {condition.typed}, ptr {self.pointer_to(address, load.buffer)}, ptr {spare}", 1, load.dtype
-        )
+        if condition.lanes > 1:
+            if address.stride == 0:
+                return None
+            mask = self.mask_of(condition.lanes)
+            if mask is not None:
+                condition = self.result(f"and {condition.typed}, {mask.text}", condition.lanes, BOOL)
+            otherwise = literal(number, dtype, condition.lanes)
+            return self.masked_read(self.pointer_to(address, buffer), dtype, condition, otherwise)
+        # The same for all lanes: a load from the real address or from memory with the literal.
+        lanes = self.lanes_of(load.indices) if address.stride == 1 else 1
+        spare = self.fallback(dtype, lanes, literal(number, dtype, lanes))
+        chosen = f"select {condition.typed}, ptr {self.pointer_to(address, buffer)}, ptr {spare}"
+        pointer = self.writer.value(chosen)
         mask = self.mask_of(lanes)
         if mask is not None:
-            return self.masked_read(pointer.text, load.dtype, mask, "zeroinitializer")
-        return self.result(f"load {kind}, ptr {pointer.text}, align {item_bytes(load.dtype)}", lanes, load.dtype)
+            return self.masked_read(pointer, dtype, mask, "zeroinitializer")
+        return self.result(f"load {memory_type(dtype, lanes)}, ptr {pointer}, align {item_bytes(dtype)}", lanes, dtype)
 
-    def masked_load(self, condition: Value, expr: Select) -> Value | None:
-        """A contiguous load under a mask, if one side is just that and the other a literal."""
-        load, literal_side = expr.then, expr.otherwise
-        if not isinstance(load, Load) or not isinstance(literal_side, Const) or load.dtype == "bool":
-            return None
-        if any(_may_fault(node) for index in load.indices for node in parts(index)):
-            return None
-        address = self.locate(load.buffer, load.indices)
-        if address.stride != 1 or self.storage[load.buffer].lanes > 1:
-            return None
-        mask = self.mask_of(condition.lanes)
-        if mask is not None:
-            condition = self.result(f"and {condition.typed}, {mask.text}", condition.lanes, BOOL)
-        otherwise = literal(literal_side.value, expr.dtype, condition.lanes)
-        return self.masked_read(self.pointer_to(address, load.buffer), expr.dtype, condition, otherwise)
+
+def _load_and_literal(choice: Select) -> tuple[Load, float] | None:
+    """The sides of a choice between an element and a literal, if the element's address is safe to compute for all
+    lanes: an index that itself reads memory could fault.
+    """
+    load, number = choice.then, choice.otherwise
+    if not isinstance(load, Load) or not isinstance(number, Const) or load.dtype == "bool":
+        return None
+    return None if any(_may_fault(node) for index in load.indices for node in parts(index)) else (load, number.value)
+
+
+def _is_eager(choice: Select) -> bool:
+    """Whether both sides of a choice may be evaluated: they read nothing that is not read anyway."""
+    # Only loads can fault: arithmetic is defined for all operands, so it may be evaluated speculatively.
+    lazy = [node for side in (choice.then, choice.otherwise) for node in parts(side) if _may_fault(node)]
+    return not lazy or _read_always(choice).issuperset(lazy)
 
 
 def _may_fault(node: Expr) -> bool:

@@ -6,16 +6,18 @@ Parallel statements run through the OpenMP runtime, unless a single thread would
 of a kernel must not overlap: the generated functions declare them noalias.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 from retune.compiler.codegen.body import BodyEmitter
-from retune.compiler.codegen.dot_instructions import DotInstruction
+from retune.compiler.codegen.cpu import function_attributes
 from retune.compiler.codegen.intrinsics import DECLARATIONS
+from retune.compiler.codegen.subtarget import Subtarget
+from retune.compiler.codegen.values import Storage
 from retune.compiler.codegen.work import is_worth_threads
+from retune.compiler.codegen.writer import FunctionWriter
 from retune.compiler.core.errors import LoweringError
-from retune.compiler.ir.dot import Pair
 from retune.compiler.ir.expr import Buffer
 from retune.compiler.ir.stmt import Block, For, Invoke, LoopFunction, LoopKind, Stmt
 from retune.compiler.runtime.artifact import ExternBuffer, ExternCall
@@ -33,19 +35,10 @@ class KernelText:
     calls: tuple[ExternCall, ...] = ()
 
 
-def write_kernel(
-    function: LoopFunction,
-    vector_bytes: int,
-    stack_bytes: int,
-    attributes: str = "",
-    dots: Mapping[Pair, DotInstruction] | None = None,
-    permutes_tables: bool = False,
-) -> KernelText:
-    """The module of one kernel.
+def write_kernel(function: LoopFunction, subtarget: Subtarget, stack_bytes: int) -> KernelText:
+    """The module of one kernel; `stack_bytes` is the stack of a thread.
 
-    `vector_bytes` is the width of a register, `stack_bytes` the stack of a thread, `attributes` are function attributes
-    in LLVM's syntax, `dots` the target's dot-product instructions; `permutes_tables`: it has the instructions of
-    `VectorBuilder.looked_up`. Raises: LoweringError when local buffers exceed the stack.
+    Raises: LoweringError when local buffers exceed it.
     """
     body = function.body
     statements = body.statements if isinstance(body, Block) else (body,)
@@ -61,9 +54,8 @@ def write_kernel(
             parts.append(f"declare i32 @{called[-1].symbol}(ptr)")
             calls.append(_invocation(called[-1].symbol, index, statement, buffers))
             continue
-        pointers = {buffer: f"%b{number}" for number, buffer in enumerate(buffers)}
-        emitter = BodyEmitter(pointers, vector_bytes, dots, permutes_tables)
-        emitter.numbers = numbers
+        storage = {buffer: Storage(f"%b{number}") for number, buffer in enumerate(buffers)}
+        emitter = BodyEmitter(FunctionWriter(numbers), subtarget, storage)
         text, call = _part(function.name, index, statement, buffers, stack_bytes, emitter)
         parts.append(text)
         calls.append(call)
@@ -77,7 +69,8 @@ def write_kernel(
         )
     )
     loops = _loop_metadata(next(numbers))
-    module = "\n\n".join([declarations, *parts, entry, f"attributes #0 = {{ nounwind {attributes} }}", loops])
+    attributes = f"attributes #0 = {{ nounwind {function_attributes(subtarget.vector_bytes)} }}"
+    module = "\n\n".join([declarations, *parts, entry, attributes, loops])
     return KernelText(module, workspace_bytes, tuple(called))
 
 
@@ -121,16 +114,16 @@ def _part(
 ) -> tuple[str, str]:
     """The functions of one statement, and the lines that run it from the entry."""
     parallel = isinstance(statement, For) and statement.kind is LoopKind.PARALLEL
-    if isinstance(statement, For) and parallel and not is_worth_threads(statement, emitter.vector_bytes):
+    if isinstance(statement, For) and parallel and not is_worth_threads(statement, emitter.subtarget.vector_bytes):
         statement, parallel = replace(statement, kind=LoopKind.SERIAL), False
     if isinstance(statement, For) and parallel:
-        inner = statement.body
-        emitter.counted(statement.var, "%low", "%high", lambda: emitter.statement(inner))
+        with emitter.writer.loop("%low", "%high") as counter:
+            emitter.bind(statement.var, counter).statement(statement.body)
     else:
         emitter.statement(statement)
-    if emitter.stack_bytes > stack_bytes:
+    if emitter.writer.stack_bytes > stack_bytes:
         raise LoweringError(
-            f"{name}: its local buffers take {emitter.stack_bytes} bytes of stack, more than {stack_bytes}; "
+            f"{name}: its local buffers take {emitter.writer.stack_bytes} bytes of stack, more than {stack_bytes}; "
             "use smaller tiles or compute the stage further out"
         )
     emitter.writer.put("ret void")

@@ -4,71 +4,24 @@ The part of an address that an outer loop adds is computed where that loop start
 divisions; unrolled loops only add constants.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-
 from retune.compiler.codegen.conversions import cast
-from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, literal, llvm_type, memory_type
-from retune.compiler.codegen.values import Address, LoopCounter, Ramp, Scalar, Storage, Value
-from retune.compiler.codegen.writer import FunctionWriter
-from retune.compiler.core.errors import LoweringError
+from retune.compiler.codegen.emitter import Emitter
+from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, literal, memory_type
+from retune.compiler.codegen.values import Address, Ramp, Scalar, Value
 from retune.compiler.ir.affine import IndexForm, flat_index
 from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Buffer, Const, Expr, Load, Var
-from retune.compiler.ir.stmt import Stmt
 from retune.compiler.ir.visit import parts, walk
 
 _TOTAL = (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL, BinaryOp.MIN, BinaryOp.MAX)
 """Integer operations that are defined for all operands, unlike division by 0."""
 
 
-class MemoryEmitter(ABC):
-    """Computes addresses. `pointers` are the buffers' base addresses, `vector_bytes` is the register width, `library`:
-    functions of the C library can be called.
-    """
-
-    library = True
-
-    def __init__(self, pointers: dict[Buffer, str], vector_bytes: int, permutes_tables: bool = False) -> None:
-        self.writer = FunctionWriter()
-        self.vector_bytes = vector_bytes
-        self.permutes_tables = permutes_tables
-        self.storage = {buffer: Storage(pointer) for buffer, pointer in pointers.items()}
-        self.env: dict[Var, int | Scalar | Ramp] = {}
-        self.counters: dict[Var, LoopCounter] = {}
-        self.vector: Var | None = None
-        # The active lanes (None: all), and how many come first if that is a literal.
-        self.mask: Value | None = None
-        self.active: int | None = None
-        self.stack_bytes = 0
-        # The value that joins one more element to a reduction, while it is stored.
-        self.fallbacks: dict[tuple[str, int, str], str] = {}
-        self.temporaries: dict[tuple[Buffer, int], str] = {}
-        # These are keyed by identity, which is safe because the tuples are kept alive with the answers.
-        self.forms: dict[tuple[int, tuple[int, ...]], tuple[IndexForm, tuple[Expr, ...]]] = {}
-        self.conditions: dict[int, tuple[list[tuple[Expr, IndexForm | None]], Expr]] = {}
-        self.natives: dict[int, tuple[int, Stmt]] = {}
-        self.moves: dict[tuple[int, Var | None], tuple[bool, tuple[Expr, ...]]] = {}
-
-    @abstractmethod
-    def evaluate(self, expr: Expr) -> Value:
-        """Write the instructions of an expression."""
+class MemoryEmitter(Emitter):
+    """Computes addresses, and writes loads and stores."""
 
     def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> IndexForm:
         """The flat index, computed once an access, not once an unrolled copy."""
-        key = (id(indices), buffer.shape)
-        if key not in self.forms:
-            self.forms[key] = (flat_index(buffer.shape, indices), indices)
-        return self.forms[key][0]
-
-    def lanes_of(self, exprs: tuple[Expr, ...]) -> int:
-        """Lanes of the active vector loop if any of the expressions moves with it, else 1."""
-        ramp = self.env.get(self.vector) if self.vector is not None else None
-        if not isinstance(ramp, Ramp):
-            return 1
-        key = (id(exprs), self.vector)
-        if key not in self.moves:
-            self.moves[key] = (any(node == self.vector for expr in exprs for node in parts(expr)), exprs)
-        return ramp.lanes if self.moves[key][0] else 1
+        return self.memo(flat_index, buffer.shape, indices)
 
     def locate(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Address:
         """The address of an element: literals, then the contribution of each outer loop, then the lanes."""
@@ -126,10 +79,11 @@ class MemoryEmitter(ABC):
         if _is_speculatable(expr) and all(isinstance(bound, (int, Scalar)) for bound in bindings.values()):
             # Of loop counters alone: it is computed where the innermost of these loops starts.
             depth = max((bound.depth for bound in bindings.values() if isinstance(bound, Scalar)), default=0)
-            with self.writer.at_scope(depth) as scope:
-                if key not in scope.known:
-                    scope.known[key] = self.as_index(self.evaluate(expr)).text
-            return Value(scope.known[key], 1, INDEX), depth
+            known = self.writer.scopes[depth].known
+            if key not in known:
+                hoisting = self.replace(writer=self.writer.at_scope(depth))
+                known[key] = hoisting.as_index(hoisting.evaluate(expr)).text
+            return Value(known[key], 1, INDEX), depth
         if key in self.writer.in_block:
             return Value(self.writer.in_block[key], 1, INDEX), -1
         value = self.as_index(self.evaluate(expr))
@@ -150,37 +104,16 @@ class MemoryEmitter(ABC):
 
     def fallback(self, dtype: str, lanes: int, value: str) -> str:
         """A pointer to memory with a literal in every lane, to read where the real address is not valid."""
-        key = (dtype, lanes, value)
-        if key not in self.fallbacks:
+        key, known = ("fallback", dtype, lanes, value), self.writer.scopes[0].known
+        if key not in known:
             kind = memory_type(dtype, lanes)
-            pointer = self.writer.fresh("fallback")
-            self.writer.entry.append(f"  {pointer} = alloca {kind}, align 64")
-            self.writer.entry.append(f"  store {kind} {value}, ptr {pointer}, align 64")
-            self.fallbacks[key] = pointer
-        return self.fallbacks[key]
+            known[key] = self.writer.alloca("fallback", kind)
+            self.writer.entry.append(f"  store {kind} {value}, ptr {known[key]}, align 64")
+        return known[key]
 
     def alignment(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: int) -> int:  # noqa: ARG002
         """Bytes that divide the address of an access; CPUs need no more than an element."""
         return item_bytes(buffer.dtype)
-
-    def each_lane(self, make: Callable[[], str]) -> list[str]:
-        """`make` once an active lane, with the vector variable bound to that lane."""
-        assert self.vector is not None
-        ramp, mask = self.env[self.vector], self.mask
-        assert isinstance(ramp, Ramp)
-        if mask is not None and self.active is None:
-            raise LoweringError("lanes under a mask that is computed do not lie side by side")
-        self.mask = None
-        results = []
-        for lane in range(ramp.lanes if self.active is None else self.active):
-            self.env[self.vector] = Ramp(ramp.base, ramp.offset + lane, 1)
-            results.append(make())
-        self.env[self.vector], self.mask = ramp, mask
-        return results
-
-    def mask_of(self, lanes: int) -> Value | None:
-        """The mask of a memory access of `lanes` lanes."""
-        return self.mask if lanes > 1 else None
 
     def masked_read(self, pointer: str, dtype: str, mask: Value, otherwise: str, align: int = 0) -> Value:
         """Neighboring elements where the mask holds, and a literal elsewhere; a bool comes as a byte."""
@@ -195,30 +128,6 @@ class MemoryEmitter(ABC):
         suffix = intrinsic_suffix(value.dtype, mask.lanes)
         operand = f"ptr align {item_bytes(value.dtype)} {pointer}"
         self.writer.put(f"call void @llvm.masked.store.{suffix}.p0({value.typed}, {operand}, {mask.typed})")
-
-    def result(self, instruction: str, lanes: int, dtype: str) -> Value:
-        """Append an instruction with a result."""
-        return Value(self.writer.value(instruction), lanes, dtype)
-
-    def splat(self, value: Value, lanes: int) -> Value:
-        if value.lanes == lanes:
-            return value
-        if value.lanes != 1:
-            raise LoweringError(f"a vector of {value.lanes} lanes meets one of {lanes}")
-        if not value.text.startswith("%"):
-            return Value(f"splat ({value.typed})", lanes, value.dtype)
-        kind = llvm_type(value.dtype, lanes)
-        key = ("splat", value.text, lanes)
-        if key not in self.writer.in_block:
-            # LLVM's idiom of a splat, which selection turns into one broadcast.
-            first = self.writer.value(f"insertelement {kind} poison, {value.typed}, i64 0")
-            zeros = f"<{lanes} x i32> zeroinitializer"
-            self.writer.in_block[key] = self.writer.value(f"shufflevector {kind} {first}, {kind} poison, {zeros}")
-        return Value(self.writer.in_block[key], lanes, value.dtype)
-
-    def aligned(self, values: Sequence[Value]) -> list[Value]:
-        lanes = max(value.lanes for value in values)
-        return [self.splat(value, lanes) for value in values]
 
     def from_memory(self, value: Value) -> Value:
         """A loaded byte as a bool; other types are unchanged."""

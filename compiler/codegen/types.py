@@ -5,6 +5,7 @@ bfloat16 arithmetic.
 """
 
 import struct
+from functools import cache
 
 import numpy as np
 
@@ -31,6 +32,7 @@ _SCALARS = {
 }
 
 
+@cache
 def llvm_type(dtype: str, lanes: int = 1) -> str:
     """The LLVM type of a value in a register. Raises: LoweringError for a type without any."""
     if dtype not in _SCALARS:
@@ -39,6 +41,7 @@ def llvm_type(dtype: str, lanes: int = 1) -> str:
     return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
 
 
+@cache
 def memory_type(dtype: str, lanes: int = 1) -> str:
     """The LLVM type of a value in memory: a bool takes a byte."""
     return llvm_type("int8" if dtype == "bool" else dtype, lanes)

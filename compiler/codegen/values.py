@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from retune.compiler.codegen.types import llvm_type
-from retune.compiler.codegen.writer import Lines
 from retune.compiler.ir.expr import Var
 
 
@@ -29,32 +28,33 @@ Emit = Callable[[str, int, str], Value]
 """Appends an instruction, given its text and the lanes and type of its result."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    """A loop variable in a register, known from scope `depth` inwards."""
-
-    text: str
-    depth: int
+Lines = list["str | Lines"]
+"""LLVM text. Nested lists, so that lines added later still come at the start of their loop."""
 
 
 @dataclass(frozen=True, slots=True)
-class LoopCounter:
-    """A loop at run time that is being written."""
+class OpenLoop:
+    """A loop at run time whose body is being written."""
 
-    counter: str
-    """The register of the counter."""
     low: str
-    """Its first value."""
+    """The first value of its counter."""
     before: str
     """The block before the first iteration."""
     tail: str
     """The block at the end of each iteration."""
-    depth: int
-    """The scope of the body."""
     carried: Lines = field(default_factory=list)
     """Phis for other values that an iteration passes to the next."""
     steps: Lines = field(default_factory=list)
     """The lines that compute their next values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A variable in a register, known from scope `depth` inwards; `loop` is the loop whose counter it is."""
+
+    text: str
+    depth: int
+    loop: OpenLoop | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,10 @@ class Ramp:
     base: Var | None
     offset: int
     lanes: int
+
+
+Binding = int | Scalar | Ramp
+"""What a variable is: a literal of an unrolled loop, a register, or lanes of a vector loop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ must not overlap. Shared memory is static or, above 48 KiB, dynamic: the launch 
 bytes.
 """
 
+from dataclasses import dataclass, field
 from math import gcd
 
 import llvmlite.binding as llvm
@@ -16,12 +17,14 @@ from retune.compiler.codegen.nvidia import libdevice
 from retune.compiler.codegen.nvidia.tensor_core import OLDEST, emit_tensor, tensor_declarations
 from retune.compiler.codegen.nvidia.warp_shuffle import DECLARATIONS as SHUFFLES
 from retune.compiler.codegen.nvidia.warp_shuffle import shuffled
+from retune.compiler.codegen.subtarget import Subtarget
 from retune.compiler.codegen.types import item_bytes, memory_type
-from retune.compiler.codegen.values import LoopCounter, Ramp, Scalar, Storage, Value
+from retune.compiler.codegen.values import Binding, Scalar, Storage, Value
+from retune.compiler.codegen.writer import FunctionWriter
 from retune.compiler.core.errors import LoweringError, TargetError
 from retune.compiler.core.gpu_facts import GROUP_ARCH, capability_of, facts_of
 from retune.compiler.core.target import Target
-from retune.compiler.ir.affine import IndexForm, affine
+from retune.compiler.ir.affine import IndexForm, affine, flat_index
 from retune.compiler.ir.alignment import (
     SHARED_BYTES,
     VECTOR_BYTES,
@@ -51,6 +54,7 @@ _MOST_RESIDENT = 8
 _FENCE = 'call void asm sideeffect "", "~{memory}"()'
 """No instruction, but LLVM assumes that it writes memory."""
 _HALF = 1 << 31
+_SUBTARGET = Subtarget(VECTOR_BYTES, has_library=False)
 _REGISTERS = {
     LoopKind.BLOCK_X: "ctaid.x",
     LoopKind.BLOCK_Y: "ctaid.y",
@@ -169,75 +173,76 @@ def _resident(kernel: Kernel, arch: str) -> int:
 
 
 def _kernel(function: DeviceFunction, kernel: Kernel, number: int) -> str:
-    buffers = (*function.params, *function.workspace)
-    pointers = {buffer: f"%b{number}" for number, buffer in enumerate(buffers)}
-    emitter = _DeviceEmitter(pointers, f"shared{number}_", kernel)
+    pointers = {buffer: f"%b{position}" for position, buffer in enumerate((*function.params, *function.workspace))}
+    shared, definitions = _shared_memory(kernel, f"shared{number}_")
+    storage = {buffer: Storage(pointer) for buffer, pointer in (pointers | shared).items()}
+    writer = FunctionWriter()
+    env: dict[Var, Binding] = {}
     for kind, register in _REGISTERS.items():
         if kernel.sizes[kind] == 1:
             # A dimension of extent 1: the literal lets LLVM drop it from every address.
-            emitter.env[INDICES[kind]] = 0
+            env[INDICES[kind]] = 0
             continue
         name = register.replace(".", "")
         read = f"call range(i32 0, {kernel.sizes[kind]}) i32 @llvm.nvvm.read.ptx.sreg.{register}()"
-        emitter.writer.entry.extend((f"  %{name}.narrow = {read}", f"  %{name} = zext i32 %{name}.narrow to i64"))
-        emitter.env[INDICES[kind]] = Scalar(f"%{name}", 0)
+        writer.entry.extend((f"  %{name}.narrow = {read}", f"  %{name} = zext i32 %{name}.narrow to i64"))
+        env[INDICES[kind]] = Scalar(f"%{name}", 0)
+    emitter = _DeviceEmitter(writer, _SUBTARGET, storage, env, threads=kernel.threads, ranges=kernel.ranges)
     emitter.statement(kernel.body.body)
-    emitter.writer.put("ret void")
+    writer.put("ret void")
     # Attributes of a pointer hold for its elements, see `element_alignment`; vectors carry their own alignment.
     params = ", ".join(
         f"ptr noalias nocapture align {whole_alignment(buffer)} {pointer}" for buffer, pointer in pointers.items()
     )
-    code = f"define ptx_kernel void @{kernel.name}({params}) {{\nentry:\n{emitter.writer.text()}\n}}"
-    return "\n".join([*emitter.definitions(), code])
+    code = f"define ptx_kernel void @{kernel.name}({params}) {{\nentry:\n{writer.text()}\n}}"
+    return "\n".join([*definitions, code])
 
 
-class _DeviceEmitter(BodyEmitter):
-    """Writes the body of one kernel; static shared buffers are called `prefix` and their number."""
-
-    library = False
-
-    def __init__(self, pointers: dict[Buffer, str], prefix: str, kernel: Kernel) -> None:
-        super().__init__(pointers, VECTOR_BYTES)
-        self.prefix = prefix
-        self.kernel = kernel
-        self.threads = kernel.threads
-        self.offsets = kernel.shared_offsets if kernel.dynamic_shared else {}
-        self.shared: dict[Buffer, str] = {}
-        self.rings: dict[tuple[str, int, int], str] = {}
-        self.ranges: Ranges = kernel.ranges
-
-    def definitions(self) -> list[str]:
-        """The lines that define the shared buffers."""
-        return [
+def _shared_memory(kernel: Kernel, prefix: str) -> tuple[dict[Buffer, str], list[str]]:
+    """The addresses of the shared buffers, and the lines that define static ones, called `prefix` and a number."""
+    if kernel.dynamic_shared:
+        starts = {
+            buffer: f"getelementptr inbounds (i8, ptr addrspace(3) @{_LAUNCHED_SHARED}, i64 {offset})"
+            for buffer, offset in kernel.shared_offsets.items()
+        }
+        definitions = []
+    else:
+        allocated = (stmt.buffer for stmt in walk_stmt(kernel.body.body) if isinstance(stmt, Allocate))
+        buffers = dict.fromkeys(buffer for buffer in allocated if buffer.scope == "shared")
+        starts = {buffer: f"@{prefix}{position}" for position, buffer in enumerate(buffers)}
+        definitions = [
             # Shared memory has no initial value on a GPU; LLVM's syntax requires a value.
-            f"@{self.shared[buffer]} = internal addrspace(3) global [{buffer.size} x {memory_type(buffer.dtype)}] "
+            f"{starts[buffer]} = internal addrspace(3) global [{buffer.size} x {memory_type(buffer.dtype)}] "
             f"poison, align {start_alignment(buffer)}"
             # In this order the assembler leaves no gaps between them.
-            for buffer in self.kernel.shared_offsets
-            if buffer in self.shared
+            for buffer in kernel.shared_offsets
         ]
+    pointers = {buffer: f"addrspacecast (ptr addrspace(3) {start} to ptr)" for buffer, start in starts.items()}
+    return pointers, definitions
+
+
+@dataclass(frozen=True, eq=False)
+class _DeviceEmitter(BodyEmitter):
+    """Writes the body of one kernel for blocks of `threads`; `ranges` are those of the variables around this place."""
+
+    threads: int = 1
+    ranges: Ranges = field(default_factory=dict)
 
     def statement(self, stmt: Stmt) -> None:
-        if isinstance(stmt, (For, Let)):
-            self.ranges = ranges_inside(stmt, self.ranges)
-        if isinstance(stmt, Barrier):
-            self.writer.put("call void @llvm.nvvm.barrier0()")
-            self.writer.loaded.clear()  # other threads may have written since
-        elif isinstance(stmt, TensorStmt):
-            emit_tensor(self, stmt)
-        elif isinstance(stmt, Allocate) and stmt.buffer.scope == "shared":
-            self.storage[stmt.buffer] = Storage(f"addrspacecast (ptr addrspace(3) {self.start(stmt.buffer)} to ptr)")
-            self.statement(stmt.body)
-        elif isinstance(stmt, Shuffle):
-            self.shuffle(stmt)
-        else:
-            super().statement(stmt)
-
-    def start(self, buffer: Buffer) -> str:
-        """The address of a shared buffer."""
-        if buffer in self.offsets:
-            return f"getelementptr inbounds (i8, ptr addrspace(3) @{_LAUNCHED_SHARED}, i64 {self.offsets[buffer]})"
-        return f"@{self.shared.setdefault(buffer, f'{self.prefix}{len(self.shared)}')}"
+        match stmt:
+            case For() | Let():
+                BodyEmitter.statement(self.replace(ranges=ranges_inside(stmt, self.ranges)), stmt)
+            case Barrier():
+                self.writer.put("call void @llvm.nvvm.barrier0()")
+                self.writer.loaded.clear()  # other threads may have written since
+            case Allocate() if stmt.buffer.scope == "shared":
+                self.statement(stmt.body)
+            case Shuffle():
+                self.shuffle(stmt)
+            case TensorStmt():
+                emit_tensor(self, stmt)
+            case _:
+                super().statement(stmt)
 
     def room(self, buffer: Buffer, count: int) -> int:
         """Room on the stack in whole vectors, for what LLVM reads past an element."""
@@ -258,14 +263,11 @@ class _DeviceEmitter(BodyEmitter):
         of the next, where tensor cores would wait.
         """
         if loop.kind is LoopKind.SERIAL and any(isinstance(stmt, Mma) for stmt in walk_stmt(loop.body)):
-            self.counted(loop.var, "0", str(loop.extent), lambda: self.iteration(loop.body))
+            with self.writer.loop("0", str(loop.extent)) as counter:
+                self.bind(loop.var, counter).statement(loop.body)
+                self.writer.put(_FENCE)
         else:
             super().loop(loop)
-
-    def iteration(self, body: Stmt) -> None:
-        """An iteration of a loop that no memory access may leave."""
-        self.statement(body)
-        self.writer.put(_FENCE)
 
     def atom(self, expr: Expr) -> tuple[Value, int]:
         """As for CPUs, but the remainder of a loop's counter by a number that is no power of two, such as the tile of a
@@ -281,10 +283,7 @@ class _DeviceEmitter(BodyEmitter):
 
     def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> IndexForm:
         """As for CPUs, with the digits of one number joined again."""
-        key = (id(indices), buffer.shape)
-        if key not in self.forms:
-            self.forms[key] = (join_digits(super().form(buffer, indices)), indices)
-        return self.forms[key][0]
+        return self.memo(_joined_index, buffer.shape, indices)
 
     def binary(self, expr: Binary) -> Value:
         """As for CPUs, but an integer that fits 31 bits is divided as such: 64 bits take four times as long."""
@@ -298,33 +297,31 @@ class _DeviceEmitter(BodyEmitter):
                 return self.result(f"zext nneg i32 {divided} to i64", 1, INDEX)
         return super().binary(expr)
 
-    def counter_of(self, form: IndexForm) -> LoopCounter | None:
-        """The loop from 0 on whose counter, plus a constant, an index is; None for others."""
-        (var,) = form.terms if len(form.terms) == 1 else (None,)
-        bound = self.env.get(var) if isinstance(var, Var) else None
-        counter = self.counters.get(var) if isinstance(var, Var) and form.terms[var] == 1 else None
-        counts = (
-            counter is not None and isinstance(bound, Scalar) and bound.text == counter.counter and counter.low == "0"
-        )
-        return counter if counts else None
+    def counter_of(self, form: IndexForm) -> Scalar | None:
+        """The counter of a loop from 0 on that an index is, plus a constant; None for others."""
+        (atom,) = form.terms if len(form.terms) == 1 else (None,)
+        bound = None if atom is None or form.terms[atom] != 1 else self.binding(atom)
+        if isinstance(bound, Scalar) and bound.loop is not None and bound.loop.low == "0":
+            return bound
+        return None
 
-    def ring(self, counter: LoopCounter, start: int, length: int) -> Value:
+    def ring(self, counter: Scalar, start: int, length: int) -> Value:
         """A number that starts at `start` in a loop's first iteration and counts up, from `length` - 1 on to 0."""
-        key = (counter.counter, start, length)
-        if key not in self.rings:
-            name = self.rings[key] = self.writer.fresh("ring")
-            counter.carried.append(
-                f"  {name} = phi i32 [ {start}, %{counter.before} ], [ {name}.next, %{counter.tail} ]"
-            )
-            counter.steps.append(f"  {name}.up = add nuw nsw i32 {name}, 1")
-            counter.steps.append(f"  {name}.ends = icmp eq i32 {name}.up, {length}")
-            counter.steps.append(f"  {name}.next = select i1 {name}.ends, i32 0, i32 {name}.up")
-        wide = self.writer.hoisted(counter.depth, ("ring", key), f"zext i32 {self.rings[key]} to i64")
-        return Value(wide, 1, INDEX)
+        loop, known = counter.loop, self.writer.scopes[counter.depth].known
+        assert loop is not None
+        key = ("ring", counter.text, start, length)
+        if key not in known:
+            name = self.writer.fresh("ring")
+            loop.carried.append(f"  {name} = phi i32 [ {start}, %{loop.before} ], [ {name}.next, %{loop.tail} ]")
+            loop.steps.append(f"  {name}.up = add nuw nsw i32 {name}, 1")
+            loop.steps.append(f"  {name}.ends = icmp eq i32 {name}.up, {length}")
+            loop.steps.append(f"  {name}.next = select i1 {name}.ends, i32 0, i32 {name}.up")
+            self.writer.hoisted(counter.depth, key, f"zext i32 {name} to i64")
+        return Value(known[key], 1, INDEX)
 
     def known(self, atom: Expr) -> int | None:
         """The value of a variable whose loop is unrolled; None for others."""
-        bound = self.env.get(atom) if isinstance(atom, Var) else None
+        bound = self.binding(atom)
         return bound if isinstance(bound, int) else None
 
     def alignment(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: int) -> int:
@@ -335,11 +332,15 @@ class _DeviceEmitter(BodyEmitter):
         if lanes == 1:
             is_private = buffer.scope in ("local", "register")
             return item if is_private else element_alignment(buffer, self.form(buffer, indices), self.known)
-        ramp = self.env.get(self.vector) if self.vector is not None else None
-        if self.vector is None or not isinstance(ramp, Ramp):
+        ramp = self.ramp()
+        if self.vector is None or ramp is None:
             return item
         first = gcd(first_alignment(buffer, indices, self.vector), start_alignment(buffer))
         chunk = (
             ramp.lanes if ramp.base is not None else 0
         )  # each iteration of a long loop begins a multiple of it further
         return gcd(first, ramp.offset * item, chunk * item, VECTOR_BYTES)
+
+
+def _joined_index(shape: tuple[int, ...], indices: tuple[Expr, ...]) -> IndexForm:
+    return join_digits(flat_index(shape, indices))

@@ -1,0 +1,58 @@
+"""The instructions that the code of a kernel may use.
+
+Whether a CPU looks up sixteen floats in a register, and scales them, in one instruction each, is found by compiling a
+small function that LLVM lowers to these instructions where they exist; there is no list of CPUs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from retune.compiler.codegen.cpu import assembly, describe, function_attributes
+from retune.compiler.codegen.dot_instructions import DotInstruction, dots_of
+from retune.compiler.core.target import Target
+from retune.compiler.ir.dot import Pair
+from retune.compiler.schedule.task import SearchTask
+
+
+@dataclass(frozen=True, slots=True)
+class Subtarget:
+    """What the code generator knows of a target."""
+
+    vector_bytes: int
+    """The width of a register."""
+    dots: Mapping[Pair, DotInstruction] = field(default_factory=dict)
+    """Dot-product instructions, by the types of their factors."""
+    permutes_tables: bool = False
+    """There are the instructions of `VectorBuilder.looked_up` and `VectorBuilder.scaled_by_floor`."""
+    has_library: bool = True
+    """Functions of the C library can be called."""
+
+
+def subtarget_of(task: SearchTask) -> Subtarget:
+    """The instructions of the CPU of a task. Raises: TargetError when there is no code generation for it."""
+    width = task.hardware.vector_unit_bytes
+    return Subtarget(width, dots_of(task), width >= PERMUTE_BYTES and has_table_permute(task.target))
+
+
+_PROBE = """
+define <16 x float> @probe(<16 x float> %a, <16 x i32> %b) ATTRIBUTES {
+  %r = call <16 x float> @llvm.ldexp.v16f32.v16i32(<16 x float> %a, <16 x i32> %b)
+  ret <16 x float> %r
+}
+"""
+"""Becomes vscalefps on zmm registers, whose extension also has vpermps."""
+PERMUTE_BYTES = 64
+"""The necessary width of the registers."""
+
+
+@lru_cache(maxsize=16)
+def has_table_permute(target: Target) -> bool:
+    """Whether code for the target may use `VectorBuilder.looked_up` and `VectorBuilder.scaled_by_floor`.
+
+    Raises: TargetError when there is no code generation for the target.
+    """
+    if not describe(target)[0].startswith("x86_64"):
+        return False
+    lines = assembly(_PROBE.replace("ATTRIBUTES", function_attributes(PERMUTE_BYTES)), target).splitlines()
+    return any("vscalefps" in line and "zmm" in line for line in lines)
