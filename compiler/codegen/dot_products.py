@@ -147,7 +147,7 @@ def _same_words(emitter: MemoryEmitter, factor: Expr, dot: Dot, lanes: int) -> V
 
 
 def _neighbors(emitter: MemoryEmitter, load: Load, dot: Dot, lanes: int) -> Value | None:
-    """Words that are contiguous in memory: one load for all lanes or, where lanes are apart, one each."""
+    """Words that are contiguous in memory: one load for all lanes or, where lanes are apart, a load each."""
     form = emitter.form(load.buffer, load.indices)
     moving = {dot.var, emitter.vector}
     # Steps and lanes must be affine in the address: inside a quotient or remainder words are not contiguous.

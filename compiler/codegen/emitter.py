@@ -28,7 +28,7 @@ class Memo:
         self._answers: dict[object, tuple[Any, tuple[object, ...]]] = {}
 
     def __call__(self, function: Callable[..., T], *trees: object) -> T:
-        """`function(*trees)`, computed once; one tree or two."""
+        """`function(*trees)`, computed once, for at most two trees."""
         key = function, id(trees[0]), id(trees[-1])
         answer = self._answers.get(key)
         if answer is None:
@@ -95,7 +95,7 @@ class Emitter(ABC):
         return max(self.lanes_of((expr,)), *stored, 1)
 
     def each_lane(self) -> list[Self]:
-        """The emitters of the active lanes, in which the vector variable is that of one lane."""
+        """The emitters of the active lanes, each with a vector of one lane."""
         ramp = self.ramp()
         assert self.vector is not None
         assert ramp is not None
@@ -116,7 +116,7 @@ class Emitter(ABC):
         if value.lanes == lanes:
             return value
         if value.lanes != 1:
-            raise LoweringError(f"a vector of {value.lanes} lanes meets one of {lanes}")
+            raise LoweringError(f"a vector of {value.lanes} lanes meets another of {lanes}")
         if not value.text.startswith("%"):
             return Value(f"splat ({value.typed})", lanes, value.dtype)
         kind = llvm_type(value.dtype, lanes)
