@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx
 
 from retune.compiler.core.errors import ModelFormatError
-from retune.compiler.frontend.model_file import is_standard
+from retune.compiler.frontend.model_file import operator_of
 from retune.compiler.frontend.ops.conversion import name_of
 
 Names = frozenset[str]
@@ -52,6 +52,12 @@ NEEDED: Mapping[str, tuple[int, ...]] = {
     "Unique": (0,),
     "Unsqueeze": (1,),
     "Upsample": (1,),
+    "com.microsoft.ConvTransposeWithDynamicPads": (2,),
+    "com.microsoft.ExpandDims": (1,),
+    "com.microsoft.GroupQueryAttention": (6,),
+    "com.microsoft.Pad": (1, 2),
+    "com.microsoft.Range": (0, 1, 2),
+    "com.microsoft.Trilu": (1,),
 }
 """The operands that converters must know, by operator; a missing entry costs a second import."""
 
@@ -108,7 +114,7 @@ def read_names(node: onnx.NodeProto) -> tuple[str, ...]:
 
 def needed_operands(node: onnx.NodeProto) -> tuple[str, ...]:
     """The operands that must be known to import an ordinary node."""
-    indices = NEEDED.get(node.op_type, ()) if is_standard(node.domain) else ()
+    indices = NEEDED.get(operator_of(node), ())
     return tuple(node.input[index] for index in indices if index < len(node.input) and node.input[index])
 
 

@@ -14,28 +14,25 @@ import numpy as np
 import onnx
 
 from retune.compiler.core.errors import DynamicShapeError, ModelFormatError, UnknownValueError, UnsupportedOperatorError
-from retune.compiler.frontend.model_edits import all_nodes, at_supported_opset, expand_functions, with_fixed_inputs
-from retune.compiler.frontend.model_file import check_model, is_standard, opset_of, read_model
-from retune.compiler.frontend.ops import (
-    control_flow,
-    conv_transpose,
-    data_dependent,
-    einsum,
-    elementwise,
-    indexing,
-    logic,
-    nn,
-    pool,
-    quantized,
-    recurrent,
-    reduce,
-    resize,
-    sampling,
-    shape,
-    spectrum,
+from retune.compiler.frontend.model_edits import (
+    all_nodes,
+    at_supported_opset,
+    expand_functions,
+    with_contributed_domain,
+    with_fixed_inputs,
 )
+from retune.compiler.frontend.model_file import (
+    CONTRIBUTED_DOMAIN,
+    STANDARD_DOMAINS,
+    check_model,
+    operator_of,
+    opset_of,
+    read_model,
+)
+from retune.compiler.frontend.ops import contributed
 from retune.compiler.frontend.ops.conversion import Conversion, missing_operator
 from retune.compiler.frontend.ops.elementwise import DTYPES, Converter
+from retune.compiler.frontend.ops.standard import STANDARD
 from retune.compiler.frontend.types import check_outputs, fed_inputs, narrowed, param_of
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Graph, Value
@@ -44,24 +41,8 @@ from retune.compiler.graph.verify import verify
 
 _log = logging.getLogger(__name__)
 
-CONVERTERS: Mapping[str, Converter] = {
-    **control_flow.CONVERTERS,
-    **conv_transpose.CONVERTERS,
-    **data_dependent.CONVERTERS,
-    **einsum.CONVERTERS,
-    **elementwise.CONVERTERS,
-    **indexing.CONVERTERS,
-    **logic.CONVERTERS,
-    **nn.CONVERTERS,
-    **pool.CONVERTERS,
-    **quantized.CONVERTERS,
-    **recurrent.CONVERTERS,
-    **reduce.CONVERTERS,
-    **resize.CONVERTERS,
-    **sampling.CONVERTERS,
-    **shape.CONVERTERS,
-    **spectrum.CONVERTERS,
-}
+CONVERTERS: Mapping[str, Converter] = {**STANDARD, **contributed.CONVERTERS}
+"""Converters by `operator_of` their nodes."""
 
 _MOST_NAMED = 10
 """Nodes named in one message."""
@@ -118,6 +99,7 @@ def open_model(
     Raises: ModelFormatError when it cannot be read, or its operator set is too old or too new.
     """
     model = with_fixed_inputs(read_model(source, lazily=lazily), constants or {})
+    model = with_contributed_domain(model, CONVERTERS)
     if name is None:
         name = Path(source).stem if isinstance(source, str | Path) else model.graph.name
     original = at_supported_opset(model)
@@ -179,12 +161,17 @@ def _given_shape(entry: onnx.ValueInfoProto, shape: Sequence[int]) -> list[int]:
 
 def check_operators(model: onnx.ModelProto) -> None:
     """Check that all nodes have a converter, without converting anything."""
-    missing = [node for node in all_nodes(model.graph) if not (node.op_type in CONVERTERS and is_standard(node.domain))]
+    missing = [node for node in all_nodes(model.graph) if operator_of(node) not in CONVERTERS]
     if missing:
-        foreign = sorted({node.domain for node in missing if not is_standard(node.domain)})
+        known = (*STANDARD_DOMAINS, CONTRIBUTED_DOMAIN)
+        foreign = sorted({node.domain for node in missing} - {*known})
         unknown = dict.fromkeys(node.op_type for node in missing)
         near = [name for op_type in unknown for name in get_close_matches(op_type, CONVERTERS, 1) if name != op_type]
-        hints = [f"only ONNX's own operators are known, not those of {', '.join(foreign)}"] if foreign else []
+        hints = (
+            [f"only operators of ONNX and {CONTRIBUTED_DOMAIN} are known, not those of {', '.join(foreign)}"]
+            if foreign
+            else []
+        )
         hints += [f"nearest supported operators: {', '.join(dict.fromkeys(near[:_MOST_NAMED]))}"] if near else []
         hints.append("docs/reference/onnx.md lists what is missing")
         _refuse(model, list(map(missing_operator, missing)), hints=hints)

@@ -9,7 +9,14 @@ import onnx
 from onnx import helper, inliner, numpy_helper, version_converter
 
 from retune.compiler.core.errors import ModelFormatError
-from retune.compiler.frontend.model_file import MOST_NODES, OLDEST_OPSET, is_standard, version_of
+from retune.compiler.frontend.model_file import (
+    CONTRIBUTED_DOMAIN,
+    MOST_NODES,
+    OLDEST_OPSET,
+    is_standard,
+    operator_of,
+    version_of,
+)
 from retune.compiler.graph.ir import Array
 
 _log = logging.getLogger(__name__)
@@ -70,6 +77,26 @@ def _check_fixed(entry: onnx.ValueInfoProto, array: Array) -> None:
         declared = onnx.TensorProto.DataType.Name(kind).lower()
         actual = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
         raise ModelFormatError(f"the value of input {entry.name!r} is {actual}; the model says {declared}{wanted}")
+
+
+def with_contributed_domain(model: onnx.ModelProto, known: Container[str]) -> onnx.ModelProto:
+    """The model with ONNX Runtime's domain on operators that ONNX Runtime alone has in ONNX's domain, such as
+    SimplifiedLayerNormalization, and LayerNormalization before operator set 17.
+    """
+
+    def is_contributed(node: onnx.NodeProto) -> bool:
+        contributed = f"{CONTRIBUTED_DOMAIN}.{node.op_type}" in known
+        return contributed and is_standard(node.domain) and _schema_of(model, node) is None
+
+    if not any(map(is_contributed, all_nodes(model.graph))):
+        return model
+    renamed = onnx.ModelProto()
+    renamed.CopyFrom(model)
+    for node in filter(is_contributed, all_nodes(renamed.graph)):
+        node.domain = CONTRIBUTED_DOMAIN
+    if all(entry.domain != CONTRIBUTED_DOMAIN for entry in model.opset_import):
+        renamed.opset_import.add(domain=CONTRIBUTED_DOMAIN, version=1)
+    return renamed
 
 
 def at_supported_opset(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -145,7 +172,7 @@ def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.Mode
         wanted = {
             (node.domain, node.op_type)
             for node in all_nodes(model.graph)
-            if not (node.op_type in known and is_standard(node.domain)) and _is_function(model, node)
+            if operator_of(node) not in known and _is_function(model, node)
         }
         if not wanted:
             break

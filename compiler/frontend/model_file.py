@@ -23,7 +23,9 @@ _log = logging.getLogger(__name__)
 OLDEST_OPSET = 11
 # Tables of shapes and axes, which ONNX's inference reads, are far smaller; weights that cost time to copy are larger.
 _LARGE_BYTES = 1 << 16
-_DOMAINS = ("", "ai.onnx")
+STANDARD_DOMAINS = ("", "ai.onnx")
+CONTRIBUTED_DOMAIN = "com.microsoft"
+"""The domain of the operators that ONNX Runtime adds."""
 _TEXT_FORMS = (".json", ".onnxjson", ".onnxtext", ".onnxtxt", ".pbtxt", ".prototxt", ".textproto")
 """Suffixes of string forms of `onnx.save`."""
 _TEXT = re.compile(rb'\s*(ir_version:|<\s*ir_version:|\{\s*"ir_?[vV]ersion")')
@@ -170,7 +172,7 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 def version_of(model: onnx.ModelProto) -> int:
     """The version of the standard operators, supported or not; 0 if none is named."""
-    return int(max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0))
+    return int(max((entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS), default=0))
 
 
 def check_model(model: onnx.ModelProto) -> None:
@@ -264,7 +266,12 @@ def _copy(message: Any, field: str, value: Any) -> None:
 
 def is_standard(domain: str) -> bool:
     """Whether `domain` is the domain of the standard operators."""
-    return domain in _DOMAINS
+    return domain in STANDARD_DOMAINS
+
+
+def operator_of(node: onnx.NodeProto) -> str:
+    """The operator's name, behind its domain unless it is a standard operator."""
+    return str(node.op_type) if is_standard(node.domain) else f"{node.domain}.{node.op_type}"
 
 
 def _sentence(error: Exception) -> str:

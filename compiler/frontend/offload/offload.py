@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from retune.compiler.core.errors import ModelFormatError, UnsupportedOperatorError
 from retune.compiler.frontend.dependence import read_names
 from retune.compiler.frontend.importer import CONVERTERS, Shapes, load_model, open_model, read_inputs
-from retune.compiler.frontend.model_file import check_model, inferred_graph, is_standard, without_large_weights
+from retune.compiler.frontend.model_file import check_model, inferred_graph, operator_of, without_large_weights
 from retune.compiler.frontend.ops.conversion import Conversion, missing_operator
 from retune.compiler.frontend.ops.elementwise import DTYPES
 from retune.compiler.frontend.partition import alive_nodes
@@ -161,7 +161,7 @@ class _Cut:
                 yield name, Value(name, param.shape, str(param.dtype))
 
     def model(self) -> OffloadedModel:
-        stays = {_key(node) for node in self._nodes if not (node.op_type in CONVERTERS and is_standard(node.domain))}
+        stays = {_key(node) for node in self._nodes if operator_of(node) not in CONVERTERS}
         # Ends because `stays` only grows: every round except the last adds a node to it.
         while True:
             stays = self._with_untyped(stays)

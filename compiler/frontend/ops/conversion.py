@@ -9,7 +9,7 @@ from itertools import chain
 import onnx
 
 from retune.compiler.core.errors import DefinitionError, ModelError, UnknownValueError, UnsupportedOperatorError
-from retune.compiler.frontend.model_file import MOST_NODES, is_standard, tensor_array
+from retune.compiler.frontend.model_file import MOST_NODES, operator_of, tensor_array
 from retune.compiler.frontend.ops.attributes import OnnxNode, ReportedError, read_attributes
 from retune.compiler.frontend.ops.elementwise import Converter
 from retune.compiler.graph.builder import GraphBuilder
@@ -63,7 +63,7 @@ class Conversion:
             before, solvable = len(self.problems), self.solvable
             try:
                 self._count_node(proto)
-                results = self._converters[proto.op_type](self._builder, self._node(proto, names))
+                results = self._converters[operator_of(proto)](self._builder, self._node(proto, names))
             except UnsupportedOperatorError as error:
                 if isinstance(error, UnknownValueError):  # the value also decides whether a branch matters
                     del self.problems[before:]
@@ -114,7 +114,7 @@ class Conversion:
 
     def _takes(self, proto: onnx.NodeProto, names: Mapping[str, str]) -> bool:
         """Whether the node can be converted; if not, adds a problem."""
-        if not (proto.op_type in self._converters and is_standard(proto.domain)):
+        if operator_of(proto) not in self._converters:
             self.problems.append(missing_operator(proto))
             return False
         absent = [operand for operand in proto.input if operand not in names]
@@ -133,8 +133,7 @@ class Conversion:
 
 def missing_operator(proto: onnx.NodeProto) -> str:
     """The name in messages of a node whose operator has no converter."""
-    domain = "" if is_standard(proto.domain) else f"{proto.domain}."
-    return f"{name_of(proto)!r} ({domain}{proto.op_type})"
+    return f"{name_of(proto)!r} ({operator_of(proto)})"
 
 
 def name_of(node: onnx.NodeProto) -> str:

@@ -4,13 +4,14 @@ Products accumulate exactly in int32. Results are rounded half to even and satur
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import helper
 
 from retune.compiler.core.dtype import accumulated, is_float
 from retune.compiler.frontend.ops.attributes import OnnxNode
-from retune.compiler.frontend.ops.elementwise import Converter, cast_to
+from retune.compiler.frontend.ops.elementwise import Converter, cast_to, formula_of
 from retune.compiler.frontend.ops.indexing import taken
 from retune.compiler.frontend.ops.nn import as_channels, convolved, matrix_product
 from retune.compiler.graph.builder import GraphBuilder
@@ -143,6 +144,38 @@ def _matmul_integer(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [matrix_product(builder, node, a, b)]
 
 
+def _dynamic_quantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    """A float as bytes that span its own range and 0, their scale and zero point."""
+    write, x = formula_of(builder, node)
+    axes = tuple(range(len(builder.value(x).shape)))
+    low, high = (write(f"reduce_{end}", x, axes=axes, keepdims=False) for end in ("min", "max"))
+    low, high = write("minimum", low, 0), write("maximum", high, 0)
+    width = write("sub", high, low)
+    scale = write("where", write("equal", width, 0), 1, write("div", width, 255))
+    zero = write("round", write("clip", write("div", write("neg", low), scale), low=0.0, high=255.0))
+    whole = write("add", write("round", write("div", x, scale)), zero)
+    stored = write("cast", write("clip", whole, low=0.0, high=255.0), dtype="uint8")
+    return [stored, scale, write("cast", zero, dtype="uint8")]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """The second factor of products: floats, or bytes with a scale and a zero point for all or for each column."""
+
+    name: str
+    scale: str = ""
+    zero: str = ""
+
+    def after(self, builder: GraphBuilder, node: OnnxNode, x: str) -> str:
+        """The product of floats with this; those quantized by their own range if this is of bytes."""
+        if not self.scale:
+            return builder.emit("dense", [x, self.name], name=node.name, output=node.outputs[0])
+        stored, scale, zero = _dynamic_quantize(builder, replace(node, inputs=(x,)))
+        (whole,) = _matmul_integer(builder, replace(node, inputs=(stored, self.name, zero, self.zero)))
+        scale = builder.emit("mul", [scale, _column(builder, self.scale, of_rows=False)])
+        return builder.emit("mul", [cast_to(builder, whole, builder.value(scale).dtype), scale])
+
+
 def _requantized(builder: GraphBuilder, node: OnnxNode, whole: str, scales: Sequence[str], zero: str) -> str:
     """An int32 result times the operands' scales, divided by the result's scale."""
     first, second, made = (cast_to(builder, name, "float32") for name in scales)
@@ -151,7 +184,38 @@ def _requantized(builder: GraphBuilder, node: OnnxNode, whole: str, scales: Sequ
     return _rounded(builder, node, builder.emit("div", [real, made]), flat, builder.value(zero).dtype)
 
 
+def _fits_bytes(builder: GraphBuilder, x: Sequence[str], weight: Sequence[str]) -> bool:
+    """Whether passes compute the product of two quantized operands (numbers, scale, zero point) from bytes, exactly."""
+    known = [builder.array(name) for name in (*x[1:], *weight)]
+    if any(array is None for array in known) or any(builder.value(name).size > 1 for name in x[1:]):
+        return False
+    dtypes = {builder.value(name).dtype for name in (x[0], weight[0])}
+    numbers, zero = (known[index] for index in (2, 4))
+    if dtypes - {"int8", "uint8"} or numbers is None or zero is None:
+        return False
+    return bool(numbers.size and max(int(numbers.max()) - int(zero.min()), int(zero.max()) - int(numbers.min())) <= 127)
+
+
+def _real(builder: GraphBuilder, node: OnnxNode, operand: Sequence[str], axis: int = 0) -> str:
+    """The numbers of a quantized operand: numbers, scale and zero point."""
+    (real,) = _dequantize(builder, replace(node, inputs=tuple(operand), attributes={"axis": axis}))
+    return real
+
+
+def _with_scale(builder: GraphBuilder, node: OnnxNode, real: str) -> Sequence[str]:
+    """A result by the last scale and zero point of a QLinear product."""
+    return _quantize(builder, replace(node, inputs=(real, *node.inputs[6:8]), attributes={}))
+
+
 def _qlinear_matmul(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    a, b = (node.inputs[first : first + 3] for first in (0, 3))
+    if len(node.operand(builder, 3).shape) == 2 and _fits_bytes(builder, a, b):
+        left, right = _real(builder, node, a), _real(builder, node, b, 1)
+        return _with_scale(builder, node, matrix_product(builder, node, left, right))
+    return _qlinear_product(builder, node)
+
+
+def _qlinear_product(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     columns = [_column(builder, node.operand(builder, i).name, of_rows=i in (1, 2)) for i in (1, 2, 4, 5, 6)]
     a = _offset(builder, node, node.operand(builder, 0).name, columns[1])
     b = _offset(builder, node, node.operand(builder, 3).name, columns[3])
@@ -171,9 +235,23 @@ def _conv_integer(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [convolved(builder, node, left, right)]
 
 
+def _bias_of(builder: GraphBuilder, node: OnnxNode, bias: str) -> str:
+    """The numbers of a bias, whose scale is the product of those of the factors."""
+    scale = builder.emit("mul", [builder.emit("reshape", [node.inputs[1]], {"shape": ()}), node.inputs[4]])
+    zero = builder.constant(np.zeros(builder.value(scale).shape, "int32"), "zero")
+    return _real(builder, node, (bias, scale, zero), 1)
+
+
 def _qlinear_conv(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     x, w = node.operand(builder, 0), node.operand(builder, 3)
     rank = len(w.shape)
+    first, second = node.inputs[:3], node.inputs[3:6]
+    if rank in (3, 4) and _fits_bytes(builder, first, second):
+        real = convolved(builder, node, _real(builder, node, first), _real(builder, node, second))
+        if node.has_input(8):
+            bias = _bias_of(builder, node, as_channels(builder, node.inputs[8], rank))
+            real = builder.emit("add", [real, bias])
+        return _with_scale(builder, node, real)
     left = _offset(builder, node, x.name, _weight_column(builder, node.inputs[2], rank))
     right = _offset(builder, node, w.name, _weight_column(builder, node.inputs[5], rank))
     whole = convolved(builder, node, left, right)
@@ -188,6 +266,7 @@ def _qlinear_conv(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 CONVERTERS: Mapping[str, Converter] = {
     "ConvInteger": _conv_integer,
     "DequantizeLinear": _dequantize,
+    "DynamicQuantizeLinear": _dynamic_quantize,
     "MatMulInteger": _matmul_integer,
     "QLinearConv": _qlinear_conv,
     "QLinearMatMul": _qlinear_matmul,

@@ -4,13 +4,14 @@ All steps' input products are one matrix product; the state's product is one per
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, Formula, formula_of
 from retune.compiler.frontend.ops.indexing import cut, taken
+from retune.compiler.frontend.ops.quantized import Matrix
 from retune.compiler.graph.builder import GraphBuilder
 
 _FUNCTIONS = {"sigmoid": "sigmoid", "tanh": "tanh", "relu": "#0 maximum"}
@@ -29,7 +30,7 @@ class _Cell:
     write: Formula
     hidden: int
     x: tuple[str, ...]
-    recurrence: str
+    recurrence: Matrix
     bias: str
     peepholes: tuple[str, ...]
     functions: tuple[str, ...]
@@ -39,6 +40,10 @@ class _Cell:
         bound = self.node.number("clip", 0.0)
         clip = f"#{bound!r} minimum #{-bound!r} maximum " if bound else ""
         return f"{program} {clip}{self.functions[which]}"
+
+    def of_state(self, state: str) -> str:
+        """The product of a state with the recurrence."""
+        return self.recurrence.after(self.builder, self.node, state)
 
     def run(self, program: str, *operands: str) -> str:
         """The value of a program, see `retune.compiler.ops.recurrent`."""
@@ -57,7 +62,7 @@ def _sum(cell: _Cell, gate: int) -> str:
 
 
 def _rnn_step(cell: _Cell, step: int, state: State) -> State:
-    side = cell.write("dense", state[0], cell.recurrence)
+    side = cell.of_state(state[0])
     return (cell.run(cell.apply(0, _sum(cell, 0)), cell.x[step], side, cell.bias),)
 
 
@@ -69,12 +74,12 @@ def _gru_step(cell: _Cell, step: int, state: State) -> State:
     if cell.node.integer("linear_before_reset", 0):
         # cuDNN's and PyTorch's form, in which one product gives all three gates; the original form needs the reset
         # state first.
-        operands += (cell.write("dense", h, cell.recurrence), bias, h)
+        operands += (cell.of_state(h), bias, h)
         inner = f"{reset} 1.2 2.5 add multiply"
     else:
         split = 2 * cell.hidden
         gates, last = (
-            taken(cell.builder, cell.recurrence, 1, part) for part in (range(split), range(split, 3 * cell.hidden))
+            taken(cell.builder, cell.recurrence.name, 1, part) for part in (range(split), range(split, 3 * cell.hidden))
         )
         side = cell.write("dense", h, gates)
         kept = cell.run(f"{reset} 3.0 multiply", x, side, bias, h)
@@ -86,7 +91,7 @@ def _gru_step(cell: _Cell, step: int, state: State) -> State:
 
 def _lstm_step(cell: _Cell, step: int, state: State) -> State:
     h, c = state
-    operands = (cell.x[step], cell.write("dense", h, cell.recurrence), cell.bias)
+    operands = (cell.x[step], cell.of_state(h), cell.bias)
 
     def seen(gate: int, peephole: int) -> str:
         return f"{_sum(cell, gate)} 4.{peephole} 3.0 multiply add" if cell.peepholes else _sum(cell, gate)
@@ -117,9 +122,8 @@ def _cell(builder: GraphBuilder, node: OnnxNode, data: str, number: int) -> _Cel
     write, _ = formula_of(builder, node)
     steps, batch, inputs = builder.value(data).shape
     gates = _GATES[node.op_type]
-    weight = _split(builder, node.operand(builder, 1).name, number)
-    recurrence = _split(builder, node.operand(builder, 2).name, number)
-    hidden = builder.value(recurrence).shape[1]
+    weight, recurrence = (_matrix(builder, node, index, number) for index in (1, 2))
+    hidden = builder.value(recurrence.name).shape[0]
     size = gates * hidden
     bias = taken(builder, node.inputs[3], 0, [number]) if node.has_input(3) else ""
     bias = bias or builder.constant(np.zeros((1, 2 * size), builder.value(data).dtype), "no_bias")
@@ -128,10 +132,19 @@ def _cell(builder: GraphBuilder, node: OnnxNode, data: str, number: int) -> _Cel
         peepholes = (taken(builder, node.inputs[7], 0, [number]),)
     flat = write("reshape", data, shape=(steps * batch, inputs))
     # Inputs of all steps are known beforehand: one large product instead of a product per step.
-    product = write("dense", flat, write("transpose", weight, perm=(1, 0)))
+    product = weight.after(builder, node, flat)
     x = tuple(cut(builder, product, 0, step * batch, (step + 1) * batch) for step in range(steps))
-    turned = write("transpose", recurrence, perm=(1, 0))
-    return _Cell(builder, node, write, hidden, x, turned, bias, peepholes, _functions(node, number))
+    return _Cell(builder, node, write, hidden, x, recurrence, bias, peepholes, _functions(node, number))
+
+
+def _matrix(builder: GraphBuilder, node: OnnxNode, index: int, number: int) -> Matrix:
+    """Operand `index` of direction `number` as the second factor of a product: rows of inputs, columns of gates."""
+    name = _split(builder, node.operand(builder, index).name, number)
+    if builder.value(name).dtype not in ("int8", "uint8"):
+        return Matrix(builder.emit("transpose", [name], {"perm": (1, 0)}))
+    # Those of DynamicQuantizeLSTM: transposed already, with scale and zero point among the last four operands.
+    scale, zero = (_split(builder, node.operand(builder, 6 + 2 * index + part).name, number) for part in (0, 1))
+    return Matrix(name, scale, zero)
 
 
 def _run(cell: _Cell, start: State, lengths: str, backwards: bool) -> tuple[list[str], State]:
@@ -156,7 +169,8 @@ def _recurrent(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     data = write("transpose", x, perm=(1, 0, 2)) if batch_first else x
     length, batch, _ = builder.value(data).shape
     node.check_iterations(length)
-    directions, _, hidden = node.operand(builder, 2).shape
+    directions, *sizes = node.operand(builder, 2).shape
+    hidden = min(sizes)  # of hidden and gates times hidden, in either order
     backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[
         node.text("direction", "forward")
     ]
@@ -192,6 +206,21 @@ def _recurrent(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 def _stacked(builder: GraphBuilder, names: Sequence[str], axis: int) -> str:
     return names[0] if len(names) == 1 else builder.emit("concat", names, {"axis": axis})
+
+
+def dynamic_quantize_lstm(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    """LSTM with matrices of bytes: the inputs of all steps, and every state, are quantized by their own range."""
+    if node.integer("input_forget", 0):
+        raise node.unsupported("attribute input_forget is 1; only 0 is supported")
+    if node.has_input(4):
+        # Steps beyond all sequences must not widen the range; 0 is always in it.
+        data = node.operand(builder, 0)
+        longest = builder.emit("reduce_max", [node.inputs[4]], {"axes": (0,), "keepdims": False})
+        steps = builder.arange(data.shape[0], (data.shape[0], 1, 1))
+        used = builder.emit("less", [steps, builder.emit("cast", [longest], {"dtype": "int64"})])
+        kept = builder.emit("where", [used, data.name, builder.scalar(0, data.dtype)])
+        node = replace(node, inputs=(kept, *node.inputs[1:]))
+    return _recurrent(builder, replace(node, op_type="LSTM"))
 
 
 CONVERTERS: Mapping[str, Converter] = dict.fromkeys(_GATES, _recurrent)

@@ -5,7 +5,7 @@ from math import inf, prod
 
 from onnx import helper
 
-from retune.compiler.core.dtype import is_float
+from retune.compiler.core.dtype import accumulated, is_float
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, Formula, cast_to, formula_of, in_float32
 from retune.compiler.graph.builder import GraphBuilder
@@ -125,6 +125,18 @@ def _layer_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
     return [result, mean, write("div", 1, deviation)]
 
 
+def _rms_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    """x / sqrt(mean(x²) + epsilon) * scale in the type of `scale`, and the factor of each row, both from float32."""
+    x, scale = node.operand(builder, 0), node.operand(builder, 1)
+    axes = tuple(range(node.axis(node.integer("axis", -1), len(x.shape)), len(x.shape)))
+    write = Formula(builder, node, accumulated(x.dtype))
+    wide = cast_to(builder, x.name, accumulated(x.dtype))
+    mean = write("reduce_mean", write("mul", wide, wide), axes=axes, keepdims=True)
+    deviation = write("sqrt", write("add", mean, node.number("epsilon", 1e-5)))
+    result = write("mul", write("div", wide, deviation), cast_to(builder, scale.name, accumulated(x.dtype)))
+    return [cast_to(builder, result, scale.dtype), write("div", 1, deviation)]
+
+
 def _lp_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     """x / norm; where the norm is 0 the result is 0."""
     write, x = formula_of(builder, node)
@@ -191,6 +203,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "LogSoftmax": in_float32(_softmax),
     "LpNormalization": in_float32(_lp_normalization),
     "MeanVarianceNormalization": in_float32(_mean_variance_normalization),
+    "RMSNormalization": _rms_normalization,
     "ReduceL1": _reduce("reduce_sum", 18, before="abs"),
     "ReduceL2": in_float32(_reduce("reduce_sum", 18, before="square", after="sqrt")),
     "ReduceLogSum": in_float32(_reduce("reduce_sum", 18, after="log")),
