@@ -5,6 +5,7 @@ additional reads.
 """
 
 from retune.compiler.codegen.arithmetic import arithmetic
+from retune.compiler.codegen.byte_tables import byte_index, is_byte_table, look_up
 from retune.compiler.codegen.conditions import holds
 from retune.compiler.codegen.conversions import cast
 from retune.compiler.codegen.dot_products import dot
@@ -70,6 +71,8 @@ class ExpressionEmitter(MemoryEmitter):
         """Read one element, or one vector of elements."""
         buffer, storage = expr.buffer, self.storage[expr.buffer]
         lanes = storage.lanes if storage.lanes > 1 else self.lanes_of(expr.indices)
+        if lanes > 1 and self.subtarget.permutes_bytes and is_byte_table(expr):
+            return look_up(self.result, storage.pointer, self.evaluate(byte_index(expr)), expr.dtype)
         address = self.locate(buffer, expr.indices)
         if lanes > 1 and storage.lanes == 1 and address.stride != 1:
             return self.gather(expr, address, lanes)

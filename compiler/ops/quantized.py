@@ -9,6 +9,7 @@ import numpy as np
 
 from retune.compiler import te
 from retune.compiler.ir.expr import Expr
+from retune.compiler.ops.matmul import BYTES
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall
 from retune.compiler.te.tensor import Tensor
 
@@ -82,7 +83,32 @@ def _dequantize_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     return np.asarray((arrays[0].astype(np.int64) - zero).astype(scale.dtype) * scale)
 
 
+def _lookup(call: OpCall) -> Lowered:
+    x, table = call.types
+    call.require(x.dtype in BYTES and table.shape == (256,), "needs bytes and a table of 256 elements")
+
+    def build(numbers: Tensor, results: Tensor) -> Tensor:
+        def body(*i: Expr) -> Expr:
+            return results[te.cast("int32", te.bits("uint8", numbers[i]))]
+
+        return te.compute(x.shape, body, name=call.name)
+
+    return Lowered(x.shape, table.dtype, build)
+
+
+def _lookup_array(_: OpCall, arrays: Sequence[Array]) -> Array:
+    return np.asarray(arrays[1][arrays[0].view("uint8")])
+
+
 OPERATORS = (
+    Op(
+        "lookup",
+        2,
+        FusionKind.ELEMENTWISE,
+        "the element of a table at each byte, whose bits are read as uint8, of (x, table)",
+        _lookup,
+        _lookup_array,
+    ),
     Op(
         "quantize",
         3,

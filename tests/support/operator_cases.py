@@ -35,7 +35,21 @@ KEPT: dict[str, Attribute] = {"axes": (0, 2), "keepdims": True}
 UNARY: tuple[str, ...] = ("relu", "sigmoid", "tanh", "exp", "erf", "neg", "abs", "floor", "ceil", "round", "identity")
 UNARY += ("silu", "hard_swish", "gelu", "gelu_tanh")
 UNARY += ("sin", "cos", "tan", "atan", "sinh", "cosh", "asinh", "sign", "is_nan")
-BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "mod", "fmod", "equal", "less", "less_equal")
+BINARY = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "rounded_mul",
+    "true_div",
+    "maximum",
+    "minimum",
+    "mod",
+    "fmod",
+    "equal",
+    "less",
+    "less_equal",
+)
 
 CASES: list[tuple[str, Shapes, Attrs]] = [
     *((op, ((2, 3, 4),), {}) for op in UNARY),
@@ -192,6 +206,8 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
     ("quantize", [_DATA, _SCALES[:1], np.array([7], np.uint8)], {"axis": 0}),
     ("dequantize", [_bytes("int8", 4, 3, 5), _SCALES, np.array([3, -2, 0], np.int8)], {"axis": 1}),
     ("dequantize", [_bytes("uint8", 4, 3, 5), _SCALES[0], np.array(7, np.uint8)], {"axis": 2}),
+    *(("lookup", [_bytes(dtype, 5, 70), _bytes("int8", 256)], {}) for dtype in ("int8", "uint8")),
+    ("lookup", [_bytes("uint8", 3, 4), np.arange(256, dtype=np.float32)], {}),
     ("qbatch_matmul", [_bytes("int8", 2, 5, 8), _bytes("int8", 2, 8, 16)], {}),
 ]
 """Operators with operands of other types than float32, or of a part of its range."""

@@ -72,7 +72,8 @@ def _once(graph: Graph) -> Graph:
 
 
 def _is_pointwise(node: Node) -> bool:
-    return OPS[node.op].kind in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
+    # Each element of a byte may read any part of a table.
+    return node.op != "lookup" and OPS[node.op].kind in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 
 
 def _constants_behind(graph: Graph, node: Node) -> bool:

@@ -30,7 +30,7 @@ _ALONG_AXIS = ("softmax", "log_softmax")
 
 _NORMALIZATIONS = ("normalize", "group_normalize")
 
-_BY_TABLES = ("gather", "resample")
+_BY_TABLES = ("gather", "resample", "lookup")
 """Operators whose operands after the first are tables, independent of the axis order."""
 
 _LEAST_ROW = 16
@@ -110,6 +110,9 @@ def sink_reshape(builder: GraphBuilder, node: Node) -> str | None:
         if source is None or source.op != "reshape":
             continue
         x, shape = builder.value(source.inputs[0]), source.ints("shape")
+        if node.op in _BY_TABLES:
+            result = builder.emit(node.op, [x.name, *node.inputs[1:]], node.attrs, name=node.name, output=node.output)
+            return builder.emit("reshape", [result], {"shape": shape}, output=node.output)
         others = [*node.inputs[:index], *node.inputs[index + 1 :]]
         free = _is_product(builder, x.name) and not any(
             _is_product(builder, other) and _takes_first(builder, other, x.name, is_before=number < index)
