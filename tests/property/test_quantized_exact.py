@@ -22,7 +22,6 @@ from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.lower.passes import flip_signedness
-from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model import RandomModel
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.search.options import SearchOptions
@@ -178,11 +177,7 @@ def _results(layer: Layer, target: Target, seed: int) -> Iterator[tuple[str, Arr
     for threads in (1, 2):
         cut = partition(graph, target, hardware_of(target, threads))
         programs = [(task, SketchPolicy(task, RandomModel(seed), _OPTIONS, seed).ask(1, 0)) for task in cut.tasks]
-        sampled = {
-            task.workload_key: TaskProgram(task.workload_key, candidates[0].steps_text, 1e-6)
-            for task, candidates in programs
-            if candidates
-        }
+        sampled = {task.workload_key: candidates[0] for task, candidates in programs if candidates}
         for name, best in (("default", {}), ("sampled", sampled)):
             executor = GraphExecutor(compile_graph(graph, target, best, threads=threads, cut=cut), threads)
             for operand, array in layer.inputs.items():
