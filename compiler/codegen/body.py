@@ -116,8 +116,7 @@ class BodyEmitter(ExpressionEmitter):
             size = self.room(buffer, max(1, buffer.size) * lanes)
             known[key] = writer.alloca("buf", f"[{size} x {memory_type(buffer.dtype)}]")
             writer.stack_bytes += size * item_bytes(buffer.dtype)
-        storage = Storage(known[key], lanes, is_roomy(buffer, stmt.body))
-        self.replace(storage={**self.storage, buffer: storage}).statement(stmt.body)
+        self.replace(storage={**self.storage, buffer: Storage(known[key], lanes, stmt)}).statement(stmt.body)
 
     def room(self, buffer: Buffer, count: int) -> int:  # noqa: ARG002
         """Elements to allocate for a buffer of `count`."""
@@ -133,7 +132,7 @@ class BodyEmitter(ExpressionEmitter):
         if mask is not None and stmt.buffer.scope == "register":
             # Without a masked store, which would keep SROA from promoting the alloca to a register. Where nothing reads
             # the lanes past the end of the loop, they need not keep their values, which takes an instruction.
-            if self.active is None or not storage.is_roomy:
+            if self.active is None or not self.memo(is_roomy, storage.scope):
                 old = self.evaluate(Load(stmt.buffer, stmt.indices))
                 value = self.result(f"select {mask.typed}, {value.typed}, {old.typed}", mask.lanes, old.dtype)
             mask = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from retune.compiler.codegen.types import llvm_type
 from retune.compiler.ir.expr import Var
+from retune.compiler.ir.stmt import Allocate
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,13 @@ Binding = int | Scalar | Ramp
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The memory of a buffer. `lanes` > 1: every element is a vector, an accumulator inside a vector loop. `is_roomy`:
-    nothing reads past the end of the loops along its rows.
+    """The memory of a buffer. `lanes` > 1: every element is a vector, an accumulator inside a vector loop. `scope`
+    allocates it, if it is on the stack.
     """
 
     pointer: str
     lanes: int = 1
-    is_roomy: bool = False
+    scope: Allocate | None = None
 
 
 @dataclass(frozen=True, slots=True)

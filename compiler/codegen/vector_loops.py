@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from retune.compiler.codegen.types import item_bytes
 from retune.compiler.codegen.values import Value
-from retune.compiler.ir.expr import BOOL, Buffer, Expr, Load
-from retune.compiler.ir.stmt import For, Stmt, Store, exprs_of, walk_stmt
-from retune.compiler.ir.visit import parts, walk
+from retune.compiler.ir.expr import BOOL
+from retune.compiler.ir.rewrite import accesses_in, find_stmts, has_stmt
+from retune.compiler.ir.stmt import Allocate, For, Stmt
+from retune.compiler.ir.visit import variables
 
 # Independent vectors overlap the latency of their instructions, and share an increment and a branch.
 CHUNKS_PER_ITERATION = 4
@@ -46,7 +47,7 @@ def plan_vector_loop(loop: For, vector_bytes: int) -> VectorPlan:
     # The widest type decides: each of its vectors is one register, and narrower types fill a part of theirs.
     native = max(1, vector_bytes // _widest_item(loop.body))
     lanes, chunks = native, CHUNKS_PER_ITERATION
-    if any(isinstance(inner, For) for inner in walk_stmt(loop.body)):
+    if has_stmt(For, loop.body):
         # Wide vectors give the inner reduction several independent accumulators.
         lanes, chunks = native * CHUNKS_PER_ITERATION, 1
     iterations = loop.extent // lanes // chunks
@@ -76,8 +77,8 @@ def _pieces(loop: For, start: int, lanes: int, maskable: int) -> Iterator[Piece]
 
 def _is_maskable(loop: For, end: int) -> bool:
     """Whether lanes up to `end` can run under a mask: registers have room for them."""
-    for buffer, indices in _accesses(loop.body):
-        if buffer.scope == "local" and any(node == loop.var for index in indices for node in walk(index)):
+    for buffer, indices, _ in accesses_in(loop.body):
+        if buffer.scope == "local" and loop.var in variables(*indices):
             return False
         # Loads from registers are not masked (see `load`): their array must reach to the last lane.
         if buffer.scope == "register" and buffer.shape and (indices[-1] != loop.var or buffer.shape[-1] < end):
@@ -87,38 +88,25 @@ def _is_maskable(loop: For, end: int) -> bool:
 
 def _widest_item(body: Stmt) -> int:
     """Bytes of the widest type stored, or loaded from register buffers."""
-    buffers = {stmt.buffer for stmt in walk_stmt(body) if isinstance(stmt, Store)}
-    buffers |= {buffer for buffer, _ in _accesses(body) if buffer.scope == "register"}
-    return max(item_bytes(buffer.dtype) for buffer in buffers)
+    accesses = accesses_in(body)
+    return max(item_bytes(buffer.dtype) for buffer, _, written in accesses if written or buffer.scope == "register")
 
 
 def _wants_literals(loop: For) -> bool:
     """Whether the loop moves through a buffer that should be in registers."""
-    for buffer, indices in _accesses(loop.body):
+    for buffer, indices, _ in accesses_in(loop.body):
         # One element that all lanes read needs no literal: the loop may be long.
-        small = buffer.scope == "local" and buffer.nbytes <= SMALL_BUFFER_BYTES
-        small = small and any(node == loop.var for index in indices for node in walk(index))
+        is_small = buffer.scope == "local" and buffer.nbytes <= SMALL_BUFFER_BYTES
         # LLVM's SROA splits an array into registers only where every index into it is a literal.
-        if (buffer.scope == "register" and buffer.shape) or small:
+        if (buffer.scope == "register" and buffer.shape) or (is_small and loop.var in variables(*indices)):
             return True
     return False
 
 
-def is_roomy(buffer: Buffer, body: Stmt) -> bool:
+def is_roomy(scope: Allocate) -> bool:
     """Whether all loops along the rows of registers have the same extent, so that none reads past another's end."""
-    if buffer.scope != "register" or not buffer.shape:
+    if scope.buffer.scope != "register" or not scope.buffer.shape:
         return False
-    last = [indices[-1] for accessed, indices in _accesses(body) if accessed == buffer]
-    loops = [stmt for stmt in walk_stmt(body) if isinstance(stmt, For) and stmt.var in last]
-    return len({loop.extent for loop in loops}) == 1 and {loop.var for loop in loops} >= {*last}
-
-
-def _accesses(body: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
-    """Every element that is read or written."""
-    for stmt in walk_stmt(body):
-        for expr in exprs_of(stmt):
-            for node in parts(expr):
-                if isinstance(node, Load):
-                    yield node.buffer, node.indices
-        if isinstance(stmt, Store):
-            yield stmt.buffer, stmt.indices
+    last = {indices[-1] for buffer, indices, _ in accesses_in(scope.body) if buffer == scope.buffer}
+    loops = [loop for loop in find_stmts(For, scope.body) if loop.var in last]
+    return len({loop.extent for loop in loops}) == 1 and {loop.var for loop in loops} >= last

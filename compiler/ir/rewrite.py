@@ -108,6 +108,11 @@ def accesses_of(stmt: Stmt) -> Iterator[tuple[Buffer, Exprs, bool]]:
         yield load.buffer, load.indices, False
 
 
+def accesses_in(stmt: Stmt) -> Iterator[tuple[Buffer, Exprs, bool]]:
+    """The accesses of `stmt` and of every statement inside it."""
+    return (access for inner in walk_stmt(stmt) for access in accesses_of(inner))
+
+
 def redirect(stmt: Stmt, rule: Callable[[Buffer, Exprs], tuple[Buffer, Exprs] | None]) -> Stmt:
     """Replace the buffer and the indices of every access for which `rule` returns others."""
 

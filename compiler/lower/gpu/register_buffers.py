@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.expr import Buffer, Var
-from retune.compiler.ir.rewrite import accesses_of, find_stmts, rewrite, unrolled_size
-from retune.compiler.ir.stmt import Allocate, For, Let, LoopFunction, LoopKind, Stmt, Store, walk_stmt
+from retune.compiler.ir.rewrite import accesses_in, find_stmts, rewrite, unrolled_size
+from retune.compiler.ir.stmt import Allocate, For, Let, LoopFunction, LoopKind, Stmt, Store
 from retune.compiler.ir.visit import variables
 
 MOST_BYTES = 4 * 255
@@ -62,10 +62,9 @@ def _unroll_within(loop: For, limits: Mapping[str, int]) -> Stmt | None:
 def _index_vars(body: Stmt, buffer: Buffer) -> set[Var]:
     """The variables that the flat index of an access depends on, with those of their `let` values."""
     index_vars: set[Var] = set()
-    for stmt in walk_stmt(body):
-        for accessed, indices, _ in accesses_of(stmt):
-            if accessed == buffer:
-                index_vars |= variables(*flat_index(buffer.shape, indices).terms)
+    for accessed, indices, _ in accesses_in(body):
+        if accessed == buffer:
+            index_vars |= variables(*flat_index(buffer.shape, indices).terms)
     for let in reversed(list(find_stmts(Let, body))):  # an inner `let` may be defined by it
         if let.var in index_vars:
             index_vars |= variables(let.value)

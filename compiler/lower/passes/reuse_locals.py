@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from retune.compiler.ir.affine import affine
 from retune.compiler.ir.expr import Buffer, Const, Expr
-from retune.compiler.ir.rewrite import accesses_of, has_stmt, perfect_nest, redirect, rewrite, statements_of
-from retune.compiler.ir.stmt import Allocate, Block, Invoke, LoopFunction, Stmt, Store, map_stmt, walk_stmt
+from retune.compiler.ir.rewrite import accesses_in, has_stmt, perfect_nest, redirect, rewrite, statements_of
+from retune.compiler.ir.stmt import Allocate, Block, Invoke, LoopFunction, Stmt, Store, map_stmt
 
 _LEAST_BYTES = 1 << 12
 """Smaller buffers stay in the first-level cache or in registers."""
@@ -53,8 +53,7 @@ def _takes(scope: Allocate, after: Sequence[Stmt], memory: Buffer) -> bool:
     buffer, (first, *others) = scope.buffer, statements_of(scope.body)
     if (buffer.scope, buffer.shape, buffer.dtype) != (memory.scope, memory.shape, memory.dtype):
         return False
-    later = (node for statement in (*others, *after) for node in walk_stmt(statement))
-    if any(accessed == memory for node in later for accessed, _, _ in accesses_of(node)):
+    if any(accessed == memory for later in (*others, *after) for accessed, _, _ in accesses_in(later)):
         return False
     loops, store = perfect_nest(first)
     if not isinstance(store, Store) or store.buffer != buffer:
@@ -63,7 +62,7 @@ def _takes(scope: Allocate, after: Sequence[Stmt], memory: Buffer) -> bool:
     variables = [index for index in store.indices if not isinstance(index, Const)]
     if len(variables) != len(loops) or set(variables) != {loop.var for loop in loops}:
         return False
-    read = [indices for accessed, indices, written in accesses_of(store) if accessed == memory and not written]
+    read = [indices for accessed, indices, written in accesses_in(store) if accessed == memory and not written]
     return bool(read) and all(_are_equal(indices, store.indices) for indices in read)
 
 

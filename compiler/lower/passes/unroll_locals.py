@@ -1,12 +1,13 @@
 """Unroll the loops over small local buffers: with literal indices the compiler can keep them in registers."""
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
 from retune.compiler.ir.expr import Buffer, Var
-from retune.compiler.ir.rewrite import accesses_of, rewrite
-from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, walk_stmt
+from retune.compiler.ir.rewrite import accesses_in, rewrite
+from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store
 from retune.compiler.ir.visit import variables
 
 # As `SMALL_BUFFER_BYTES` of code generation: all but one of AVX-512's registers.
@@ -50,5 +51,5 @@ class UnrollLocals:
 
 
 def _index_vars(body: Stmt, buffer: Buffer) -> set[Var]:
-    accesses = (access for stmt in walk_stmt(body) for access in accesses_of(stmt))
-    return variables(*(index for accessed, indices, _ in accesses if accessed == buffer for index in indices))
+    indices = (indices for accessed, indices, _ in accesses_in(body) if accessed == buffer)
+    return variables(*chain.from_iterable(indices))
