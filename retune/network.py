@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from retune.compiler.core.dtype import NARROW, NARROW_FLOATS, arithmetic_type, item_bits
 from retune.compiler.core.errors import NotYetError, OptionError
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.runtime.archive import VM_EXECUTABLE, kind_of
@@ -384,6 +385,10 @@ def _to_torch(array: Array) -> Any:
 
     if array.dtype.name == "bfloat16":  # NumPy's DLPack does not know it
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    if array.dtype.name in NARROW_FLOATS and array.dtype.itemsize * 8 == item_bits(array.dtype.name):
+        return torch.from_numpy(array.view(np.uint8)).view(getattr(torch, array.dtype.name))
+    if array.dtype.name in NARROW:  # PyTorch has no arithmetic of them
+        return torch.from_numpy(array.astype(arithmetic_type(array.dtype.name)))
     return torch.from_numpy(array)
 
 
@@ -405,6 +410,9 @@ def _as_numpy(value: Any) -> Any:
         if tensor.dtype is torch.bfloat16:
             # Through integers of the same size: `Tensor.numpy` knows no bfloat16.
             return tensor.contiguous().view(torch.uint16).numpy().view("bfloat16")
+        name = str(tensor.dtype).removeprefix("torch.")
+        if name in NARROW_FLOATS:
+            return tensor.contiguous().view(torch.uint8).numpy().view(name)
         return tensor.numpy()
     except RuntimeError as error:  # of a subclass, such as a FakeTensor
         raise OptionError(f"a {type(value).__name__} was given, whose memory cannot be read: {error}") from error

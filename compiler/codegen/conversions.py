@@ -5,15 +5,26 @@ keeps its lowest bits. Between bfloat16 and float32 only integer instructions ar
 to nearest even and subnormal numbers are kept.
 """
 
-from retune.compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
+from retune.compiler.codegen.math.narrow_floats import from_float32, to_float32
+from retune.compiler.codegen.types import BYTE, is_float, is_unsigned, item_bytes, literal, llvm_type
 from retune.compiler.codegen.values import Emit, Value
-from retune.compiler.core.dtype import BFLOAT16
+from retune.compiler.core.dtype import BFLOAT16, NARROW_FLOATS, NARROW_INTEGERS, arithmetic_type, item_bits
 
 
 def cast(emit: Emit, value: Value, dtype: str) -> Value:
     source = value.dtype
     if source == dtype:
         return value
+    if source in NARROW_FLOATS:
+        return cast(emit, to_float32(emit, value), dtype)
+    if dtype in NARROW_FLOATS:
+        exact = _rounded_to_odd(emit, value) if source == "float64" else cast(emit, value, "float32")
+        return from_float32(emit, exact, dtype)
+    if source in NARROW_INTEGERS:  # a register holds them extended
+        return cast(emit, Value(value.text, value.lanes, arithmetic_type(source)), dtype)
+    if dtype in NARROW_INTEGERS:
+        byte = cast(emit, value, arithmetic_type(dtype))
+        return in_register(emit, Value(byte.text, byte.lanes, dtype))
     if source == BFLOAT16:
         return cast(emit, _extended(emit, value), dtype)
     if dtype == BFLOAT16:
@@ -38,6 +49,23 @@ def cast(emit: Emit, value: Value, dtype: str) -> Value:
         # depends on it as undefined.
         return emit(f"freeze {converted.typed}", value.lanes, dtype)
     return converted
+
+
+def low_bits(emit: Emit, value: Value) -> Value:
+    """The bits of an element of at most a byte, the others 0: its form in memory."""
+    bits = item_bits(value.dtype)
+    if bits == BYTE:
+        return value
+    return emit(f"and {value.typed}, {literal((1 << bits) - 1, 'uint8', value.lanes)}", value.lanes, value.dtype)
+
+
+def in_register(emit: Emit, value: Value) -> Value:
+    """An element of at most a byte from its low bits: extended by its sign, or by zeros."""
+    if is_float(value.dtype) or is_unsigned(value.dtype):
+        return low_bits(emit, value)
+    spare = literal(BYTE - item_bits(value.dtype), "uint8", value.lanes)
+    upper = emit(f"shl {value.typed}, {spare}", value.lanes, value.dtype)
+    return emit(f"ashr {upper.typed}, {spare}", value.lanes, value.dtype)
 
 
 def _instruction(source: str, dtype: str) -> str:

@@ -11,7 +11,7 @@ from retune.compiler.codegen.conversions import cast
 from retune.compiler.codegen.dot_products import dot
 from retune.compiler.codegen.intrinsics import call_instruction
 from retune.compiler.codegen.memory_access import MemoryEmitter
-from retune.compiler.codegen.types import item_bytes, literal, llvm_type, memory_type
+from retune.compiler.codegen.types import has_memory_form, item_bytes, literal, llvm_type, memory_type
 from retune.compiler.codegen.values import Address, Scalar, Value
 from retune.compiler.codegen.vector_builder import VectorBuilder
 from retune.compiler.core.errors import LoweringError
@@ -195,7 +195,7 @@ def _load_and_literal(choice: Select) -> tuple[Load, float] | None:
     lanes: an index that itself reads memory could fault.
     """
     load, number = choice.then, choice.otherwise
-    if not isinstance(load, Load) or not isinstance(number, Const) or load.dtype == "bool":
+    if not isinstance(load, Load) or not isinstance(number, Const) or has_memory_form(load.dtype):
         return None
     return None if any(_may_fault(node) for index in load.indices for node in parts(index)) else (load, number.value)
 

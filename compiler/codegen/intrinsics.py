@@ -5,14 +5,14 @@ One table maps our names to LLVM's. float32 has its own functions, and 16-bit fl
 
 from collections.abc import Callable, Sequence
 
-from retune.compiler.codegen.conversions import cast
+from retune.compiler.codegen.conversions import cast, in_register, low_bits
+from retune.compiler.codegen.math.vector_math import erf, exp, exp_by_permute, log, tanh
+from retune.compiler.codegen.math.vector_pow import pow
 from retune.compiler.codegen.nvidia import libdevice
 from retune.compiler.codegen.types import intrinsic_suffix, is_float, literal, llvm_type
 from retune.compiler.codegen.values import Emit, Value
 from retune.compiler.codegen.vector_builder import VectorBuilder
-from retune.compiler.codegen.vector_math import erf, exp, exp_by_permute, log, tanh
-from retune.compiler.codegen.vector_pow import pow
-from retune.compiler.core.dtype import BFLOAT16
+from retune.compiler.core.dtype import BFLOAT16, NARROW
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import LIBRARY_BINARY, LIBRARY_UNARY
 
@@ -85,6 +85,8 @@ def _of_bits(emit: Emit, value: Value, dtype: str) -> Value:
     """The bits of a value as another type; a bool is a byte of 0 or 1."""
     if "bool" in (value.dtype, dtype):
         return cast(emit, value, dtype)
+    if {value.dtype, dtype} & {*NARROW}:
+        return in_register(emit, Value(low_bits(emit, value).text, value.lanes, dtype))
     before, after = (llvm_type(kind, value.lanes) for kind in (value.dtype, dtype))
     if before == after:
         return Value(value.text, value.lanes, dtype)

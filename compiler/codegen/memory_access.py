@@ -4,10 +4,11 @@ The part of an address that an outer loop adds is computed where that loop start
 divisions; unrolled loops only add constants.
 """
 
-from retune.compiler.codegen.conversions import cast
+from retune.compiler.codegen.conversions import cast, in_register, low_bits
 from retune.compiler.codegen.emitter import Emitter
 from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, literal, memory_type
 from retune.compiler.codegen.values import Address, Ramp, Scalar, Value
+from retune.compiler.core.dtype import NARROW
 from retune.compiler.ir.affine import IndexForm, flat_index
 from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Buffer, Const, Expr, Load, Var
 from retune.compiler.ir.visit import parts, walk
@@ -130,7 +131,9 @@ class MemoryEmitter(Emitter):
         self.writer.put(f"call void @llvm.masked.store.{suffix}.p0({value.typed}, {operand}, {mask.typed})")
 
     def from_memory(self, value: Value) -> Value:
-        """A loaded byte as a bool; other types are unchanged."""
+        """A loaded byte as a bool or an element below a byte; other types are unchanged."""
+        if value.dtype in NARROW:
+            return in_register(self.result, value)
         if value.dtype != "bool":
             return value
         zero = literal(0, "int8", value.lanes)
@@ -139,6 +142,8 @@ class MemoryEmitter(Emitter):
     def to_memory(self, value: Value, dtype: str) -> Value:
         """A value in its form in memory."""
         value = cast(self.result, value, dtype)
+        if dtype in NARROW:
+            return low_bits(self.result, value)
         if dtype != "bool":
             return value
         return self.result(f"zext {value.typed} to {memory_type('bool', value.lanes)}", value.lanes, "int8")

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from retune.compiler.core.dtype import BFLOAT16, HALVES
+from retune.compiler.core.dtype import HALVES, NARROW, NARROW_FLOATS, item_bits
 from retune.compiler.core.dtype import is_float as is_float
 from retune.compiler.core.dtype import is_unsigned as is_unsigned
 from retune.compiler.core.dtype import item_bytes as item_bytes
@@ -29,7 +29,13 @@ _SCALARS = {
     "uint16": "i16",
     "uint8": "i8",
     "bool": "i1",
+    # A byte in a register too: integers extended by their sign or zeros, floats as their code.
+    **dict.fromkeys(NARROW, "i8"),
 }
+
+
+BYTE = 8
+"""Bits of a byte."""
 
 
 @cache
@@ -43,8 +49,13 @@ def llvm_type(dtype: str, lanes: int = 1) -> str:
 
 @cache
 def memory_type(dtype: str, lanes: int = 1) -> str:
-    """The LLVM type of a value in memory: a bool takes a byte."""
+    """The LLVM type of a value in memory: a bool takes a byte, as does an element below a byte."""
     return llvm_type("int8" if dtype == "bool" else dtype, lanes)
+
+
+def has_memory_form(dtype: str) -> bool:
+    """Whether a value in memory differs from that in a register: a bool, or an element below a byte."""
+    return dtype == "bool" or (dtype in NARROW and item_bits(dtype) < BYTE)
 
 
 def literal(value: float, dtype: str, lanes: int = 1) -> str:
@@ -60,6 +71,8 @@ def literal(value: float, dtype: str, lanes: int = 1) -> str:
         with np.errstate(over="ignore"):
             bits = int(np.array(value, dtype).view("uint16"))
         text = f"0xH{bits:04X}" if dtype == "float16" else str(bits)
+    elif dtype in NARROW_FLOATS:
+        text = str(int(np.array(value, dtype).view("uint8")))
     else:
         text = str(int(value))
     return text if lanes == 1 else f"splat ({_SCALARS[dtype]} {text})"
@@ -69,5 +82,5 @@ def intrinsic_suffix(dtype: str, lanes: int = 1) -> str:
     """The suffix of an intrinsic's instance for a type, as `v16f32`."""
     if dtype == "bool":
         return "i1" if lanes == 1 else f"v{lanes}i1"
-    scalar = f"{'f' if is_float(dtype) and dtype != BFLOAT16 else 'i'}{item_bytes(dtype) * 8}"
+    scalar = f"{'i' if _SCALARS[dtype].startswith('i') else 'f'}{item_bytes(dtype) * 8}"
     return scalar if lanes == 1 else f"v{lanes}{scalar}"

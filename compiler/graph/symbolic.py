@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retune.compiler import ops
+from retune.compiler.core.dtype import finite_limit
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.builder import KEPT, GraphBuilder
 from retune.compiler.graph.evaluate import evaluate_node
@@ -114,8 +115,8 @@ def _within(array: Array, dtype: str) -> Array:
     """The integers, which must fit into the dtype: a kernel of that dtype would wrap around."""
     if array.dtype != object:
         return array.astype(dtype)
-    limits = np.iinfo(dtype)
-    if not all(int(limits.min) <= item <= int(limits.max) for item in array.flat):
+    least, most = (finite_limit(dtype, is_least=is_least) for is_least in (True, False))
+    if not all(least <= item <= most for item in array.flat):
         raise DefinitionError(f"the dimensions {list(array.flat)} do not fit into {dtype}")
     return array
 

@@ -23,8 +23,8 @@ from typing import Union
 
 import numpy as np
 
+from retune.compiler.core.dtype import NARROW, arithmetic_type, finite_limit, item_bytes, number_type, promoted
 from retune.compiler.core.dtype import is_float as is_float
-from retune.compiler.core.dtype import item_bytes, number_type, promoted
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.operators import BITWISE, BOOL_MEANING, FOLD, SHIFTS, SYMBOLS, wrap_integer
 from retune.compiler.ir.operators import BOOL as BOOL
@@ -258,10 +258,11 @@ def const(value: float | bool, dtype: str | None = None) -> Const:
     if dtype == BOOL:
         raise DefinitionError(f"{value} is no bool; cast the condition beside it to a number, or compare the number")
     if is_float(dtype):
-        return Const(float(value), dtype)
-    limits = np.iinfo(dtype)
-    if not limits.min <= value <= limits.max:
-        raise DefinitionError(f"{value} is no {dtype}: that type holds {limits.min} to {limits.max}")
+        # Rounded here: a narrow literal is read in a wider type.
+        return Const(float(np.asarray(value, dtype)) if dtype in NARROW else float(value), dtype)
+    least, most = (finite_limit(dtype, is_least=is_least) for is_least in (True, False))
+    if not least <= value <= most:
+        raise DefinitionError(f"{value} is no {dtype}: that type holds {least} to {most}")
     return Const(int(value), dtype)
 
 
@@ -293,11 +294,15 @@ def promote(lhs: Operand, rhs: Operand) -> tuple[Expr, Expr]:
 
 
 def binary(op: BinaryOp, lhs: Operand, rhs: Operand) -> Expr:
-    """`lhs op rhs` with operands of the same type and integer constants folded.
+    """`lhs op rhs` with operands of the same type and integer constants folded. Narrow types are computed in a wider
+    type and rounded.
 
     Raises: DefinitionError for a division by a literal zero, and for bit operations on floats.
     """
     left, right = promote(lhs, rhs)
+    if left.dtype in NARROW:
+        wide = binary(op, widen(left), widen(right))
+        return wide if wide.dtype == BOOL else cast(left.dtype, wide)
     if op in BITWISE and (is_float(left.dtype) or (left.dtype == BOOL and op in SHIFTS)):
         raise DefinitionError(f"{left} {op} {right}: {left.dtype} has no bits to work on; cast to an integer")
     if left.dtype == BOOL:
@@ -361,6 +366,11 @@ def cast(dtype: str, value: Operand) -> Expr:
         return const(expr.value != 0)
     whole = expr is value and not is_float(dtype) and not is_float(expr.dtype)
     return const(wrap_integer(int(expr.value), dtype) if whole else expr.value, dtype)
+
+
+def widen(value: Expr) -> Expr:
+    """`value` in the type that computes operations on its type, for most types their own."""
+    return cast(arithmetic_type(value.dtype), value)
 
 
 def select(condition: Expr, then: Operand, otherwise: Operand) -> Expr:

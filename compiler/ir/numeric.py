@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retune.compiler.core.dtype import HALVES
+from retune.compiler.core.dtype import HALVES, NARROW_INTEGERS, arithmetic_type
 from retune.compiler.ir.expr import BinaryOp, is_float
 
 Array = NDArray[Any]
@@ -106,6 +106,13 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "popcount": lambda x: np.bitwise_count(_unsigned(x)),  # NumPy's counts the bits of the absolute value
     "clz": _leading_zeros,
 }
+
+
+def converted(values: Array, dtype: str) -> Array:
+    """`values` as `dtype`."""
+    # NumPy knows no conversion between two types of ml_dtypes.
+    wide = values.astype(arithmetic_type(values.dtype.name))
+    return wide.astype(arithmetic_type(dtype)).astype(dtype) if dtype in NARROW_INTEGERS else wide.astype(dtype)
 
 
 def intrinsic(name: str, values: Sequence[Array], dtype: str) -> Array:

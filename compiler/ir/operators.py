@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from retune.compiler.core.dtype import item_bytes
+from retune.compiler.core.dtype import item_bits
 
 INDEX = "int64"
 BOOL = "bool"
@@ -97,7 +97,7 @@ def wrap_integer(value: int, dtype: str) -> int:
     """`value` wrapped to the integer type `dtype`: its lowest bits."""
     if dtype in (INDEX, BOOL) and abs(value) < 1 << 63:
         return value
-    width = item_bytes(dtype) * 8
+    width = item_bits(dtype)
     low = value & ((1 << width) - 1)
     # Two's complement.
     return low - (1 << width) if not dtype.startswith("uint") and low >> (width - 1) else low

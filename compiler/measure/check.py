@@ -11,7 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retune.compiler.core.dtype import HALVES, accumulated, epsilon, is_float
+from retune.compiler.core.dtype import (
+    HALVES,
+    NARROW,
+    accumulated,
+    arithmetic_type,
+    epsilon,
+    finite_limit,
+    is_float,
+    item_bits,
+)
 from retune.compiler.ir.expr import Binary, Call, Cast
 from retune.compiler.ir.visit import parts
 from retune.compiler.runtime.artifact import ArgSpec, Array
@@ -37,7 +46,8 @@ def random_input(spec: ArgSpec, seed: int, key: str, position: int) -> Array:
     rng = np.random.default_rng([seed, zlib.crc32(key.encode()), position])
     dtype = np.dtype(spec.dtype)
     if is_float(dtype.name):
-        return rng.uniform(-1.0, 1.0, spec.shape).astype(dtype)
+        low = max(-1.0, finite_limit(dtype.name, is_least=True))  # of powers of two none is negative
+        return rng.uniform(low, 1.0, spec.shape).astype(dtype)
     if dtype.kind == "b":
         return rng.integers(0, 2, spec.shape).astype(dtype)
     low = -_SMALL_SIGNED if dtype == np.int8 else 0
@@ -46,7 +56,10 @@ def random_input(spec: ArgSpec, seed: int, key: str, position: int) -> Array:
 
 def poison(array: Array, right: Array | None = None) -> None:
     """Fill an output so that missing elements show: NaN, the largest integer or True; never a `right` value."""
-    if is_float(array.dtype.name):
+    if array.dtype.name in NARROW:
+        most = (1 << item_bits(array.dtype.name)) - 1
+        array.view(np.uint8)[...] = most if right is None else ~right.astype(array.dtype).view(np.uint8) & most
+    elif is_float(array.dtype.name):
         array.fill(np.nan)
         if right is not None:
             array[np.isnan(right)] = 0
@@ -71,13 +84,14 @@ def roundings_of(dag: ComputeDAG) -> tuple[int, tuple[str, ...]]:
 
 
 def _widened(array: Array) -> Array:
-    """16-bit floats as float32, so that differences are not rounded; other types are unchanged."""
-    return array.astype(np.float32) if array.dtype.name in HALVES else array
+    """Floats of 16 bits or less as float32, so that differences are not rounded; integers below a byte as bytes."""
+    dtype = array.dtype.name
+    return array.astype(np.float32 if dtype in HALVES else arithmetic_type(dtype), copy=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The expected values of an output, and each element's tolerance; 16-bit floats are held as float32."""
+    """The expected values of an output, and each element's tolerance; narrower floats are held as float32."""
 
     name: str
     values: Array
@@ -91,10 +105,9 @@ class Expected:
         type. The allowance is relative to the largest element, since terms may cancel; a fixed part covers exp, tanh
         and similar functions.
         """
+        types, values = (values.dtype.name, *types), _widened(values)
         if not is_float(values.dtype.name):
             return cls(name, values, np.zeros(values.shape, np.int8))
-        types = (values.dtype.name, *types)
-        values = _widened(values)
         finite = np.abs(values[np.isfinite(values)])
         scale = float(finite.max()) if finite.size else 0.0
         # Probabilistic error bound of a sum of n terms (Higham and Mary, "A new approach to probabilistic rounding
@@ -108,13 +121,13 @@ class Expected:
 
     def mismatch(self, actual: Array) -> str:
         """The differences of `actual`, as text; empty if there are none."""
+        actual = _widened(actual)
         if not is_float(actual.dtype.name):
             wrong = actual != self.values
             if not wrong.any():
                 return ""
             error = np.abs(actual.astype(np.float64) - self.values.astype(np.float64))
         else:
-            actual = _widened(actual)
             with np.errstate(invalid="ignore", over="ignore"):
                 error = np.abs(actual - self.values)
                 # The usual case, without the masks for NaN and infinity below.

@@ -7,8 +7,9 @@ from typing import cast as as_type
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.core.dtype import is_float, is_unsigned, item_bytes
+from retune.compiler.core.dtype import is_float, is_unsigned, item_bits
 from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.numeric import converted
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Operand, Shape, broadcast_shapes, element
 from retune.compiler.te.tensor import Tensor
 
@@ -78,7 +79,7 @@ def _binary(
 
 def _rounded_product(a: Expr, b: Expr) -> Expr:
     # Through its bits: code generation fuses a plain product with a sum, on the machines that have an instruction.
-    return te.bits(a.dtype, te.bits(f"int{8 * item_bytes(a.dtype)}", a * b))
+    return te.bits(a.dtype, te.bits(f"int{item_bits(a.dtype)}", a * b))
 
 
 def _sigmoid(x: Array) -> Array:
@@ -179,7 +180,7 @@ def _cast(call: OpCall) -> Lowered:
 def _bits(call: OpCall) -> Lowered:
     (x,) = call.types
     dtype = call.text("dtype")
-    call.require(item_bytes(x.dtype) == item_bytes(dtype), f"elements of {dtype} have another number of bytes")
+    call.require(item_bits(x.dtype) == item_bits(dtype), f"elements of {dtype} have another number of bits")
     return _pointwise(call, x.shape, dtype, lambda e: te.bits(dtype, e))
 
 
@@ -279,7 +280,7 @@ OPERATORS = (
         _ELEMENTWISE,
         "x in another dtype; floats truncate to ints",
         _cast,
-        lambda call, arrays: arrays[0].astype(call.text("dtype")),
+        lambda call, arrays: converted(arrays[0], call.text("dtype")),
         {"dtype": str},
     ),
     Op(

@@ -30,6 +30,7 @@ Arithmetic of the element types:
 | `+ - * /` of float16, bfloat16 | each operation rounded once; factors cast to float32 have exact products |
 | functions, sums, products and custom reducers of float16, bfloat16 | computed in float32, rounded once |
 | cast to bfloat16 | through float32, to nearest, ties to even |
+| operations on types below a byte and float8 | in int8, uint8 or float32, rounded; functions give float32 |
 | cast of a float to an 8- or 16-bit integer | through int32, whose lowest bits stay |
 | cast of NaN or a too large float to an integer | unspecified |
 | mixed types | as NumPy promotes; bfloat16 meets float16 and the wider integers in float32 |

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from retune.compiler.core.dtype import NARROW
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.affine import IndexForm, affine
-from retune.compiler.ir.expr import BOOL, Binary, BinaryOp, Const, Expr, Operand, Select, Var, as_expr, is_float
+from retune.compiler.ir.expr import BOOL, Binary, BinaryOp, Const, Expr, Operand, Select, Var, as_expr, is_float, widen
 from retune.compiler.ir.visit import children, walk
 from retune.compiler.te.evaluate import value_over
 from retune.compiler.te.tensor import Axis, TensorRead
 
 DTYPES = frozenset(
-    {"float16", "bfloat16", "float32", "float64", "bool"}
+    {"float16", "bfloat16", "float32", "float64", "bool", *NARROW}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
 """The element types."""
@@ -110,14 +111,14 @@ def truth(where: str, value: Operand) -> Expr:
 
 def integer(where: str, value: Operand) -> Expr:
     """An integer. Raises: DefinitionError for a bool or a float."""
-    expr = as_expr(value)
+    expr = widen(as_expr(value))
     if is_float(expr.dtype) or expr.dtype == BOOL:
         raise DefinitionError(f"{where} of {expr}, which is {expr.dtype}; cast it to an integer first")
     return expr
 
 
 def real(where: str, value: Operand) -> Expr:
-    expr = as_expr(value)
+    expr = widen(as_expr(value))
     if not is_float(expr.dtype):
         raise DefinitionError(f"{where} of {expr}, which is {expr.dtype}; cast it to a float first")
     return expr

@@ -10,7 +10,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from retune.compiler.core.dtype import finite_limit, is_float, item_bytes
+from retune.compiler.core.dtype import finite_limit, is_float, item_bits, item_bytes
 from retune.compiler.core.errors import DefinitionError, refusing_depth
 from retune.compiler.ir import expr as ir
 from retune.compiler.ir.expr import BinaryOp, Expr, Operand
@@ -256,7 +256,7 @@ def ceildiv(lhs: Operand, rhs: Operand) -> Expr:
 
 def isnan(value: Operand) -> Expr:
     """Whether the value is not a number; False for integers."""
-    expr = ir.as_expr(value)
+    expr = ir.widen(ir.as_expr(value))
     return ir.Call("isnan", (expr,), ir.BOOL) if ir.is_float(expr.dtype) else ir.const(False)
 
 
@@ -295,8 +295,8 @@ def bits(dtype: str, value: Operand) -> Expr:
     Raises: DefinitionError when the types differ in size.
     """
     expr, dtype = ir.as_expr(value), checked_dtype("bits", dtype)
-    if item_bytes(dtype) != item_bytes(expr.dtype):
-        raise DefinitionError(f"bits: {expr.dtype} has {item_bytes(expr.dtype)} bytes, {dtype} {item_bytes(dtype)}")
+    if item_bits(dtype) != item_bits(expr.dtype):
+        raise DefinitionError(f"bits: {expr.dtype} has {item_bits(expr.dtype)} bits, {dtype} {item_bits(dtype)}")
     return expr if expr.dtype == dtype else ir.Call("bits", (expr,), dtype)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Binary, Call, Cast, Const, Expr, Not, Select, Var, is_float
-from retune.compiler.ir.numeric import BINARY, intrinsic
+from retune.compiler.ir.numeric import BINARY, converted, intrinsic
 from retune.compiler.runtime.ffi.host_array import HostArray
 from retune.compiler.runtime.ffi.registry import find_function, get_global_func
 from retune.compiler.te.tensor import (
@@ -186,7 +186,7 @@ class _Evaluator:
                 lazy = _Evaluator(self.op_name, self.values, self.axes, self.variables, guarded=True)
                 return np.where(self.value(condition), lazy.value(then), lazy.value(otherwise))
             case Cast(dtype, value):
-                return self.value(value).astype(dtype)
+                return converted(self.value(value), dtype)
             case Call(name, args, dtype):
                 return intrinsic(name, [self.value(arg) for arg in args], dtype)
             case _:

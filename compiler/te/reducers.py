@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
+from retune.compiler.core.dtype import NARROW, arithmetic_type
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir import expr as ir
 from retune.compiler.ir.expr import Const, Expr, Operand
@@ -27,13 +28,21 @@ def _reduction(combiner: str, combine: Callable[[Any, Any], Expr]) -> Reduction:
     def reduce(source: Operand, axis: Axes | Operand) -> Expr:
         if isinstance(axis, (Expr, float)) and not isinstance(axis, Axis):
             return combine(source, axis)
-        return Reduce(combiner, ir.as_expr(source), _reduce_axes(combiner, axis))
+        return Reduce(combiner, _term(combiner, source), _reduce_axes(combiner, axis))
 
     reduce.__doc__ = (
         f"The {combiner} of `source` over `axis`, which is one reduce axis or several. With a value in place of "
         "the axis, as in TVM, that of these two."
     )
     return reduce
+
+
+def _term(name: str, value: Operand) -> Expr:
+    """A value to reduce. Raises: DefinitionError for a type that only stores numbers."""
+    expr = ir.as_expr(value)
+    if expr.dtype in NARROW:
+        raise DefinitionError(f"{name} of {expr.dtype}: cast the terms to {arithmetic_type(expr.dtype)} or wider")
+    return expr
 
 
 def _reduce_axes(name: str, axis: object) -> tuple[Axis, ...]:
@@ -64,7 +73,7 @@ class Reducer:
         Raises: DefinitionError when joining two values gives another number of values, or other types.
         """
         together = isinstance(source, tuple)
-        values = tuple(map(ir.as_expr, source)) if isinstance(source, tuple) else (ir.as_expr(source),)
+        values = tuple(_term(self.name, value) for value in (source if isinstance(source, tuple) else (source,)))
         if not values:
             raise DefinitionError(f"{self.name}: there are no values to reduce")
         dtypes = tuple(value.dtype for value in values)

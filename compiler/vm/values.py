@@ -10,7 +10,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from retune.compiler.core.dtype import BFLOAT16
+from retune.compiler.core.dtype import is_number
 from retune.compiler.core.errors import MachineError
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.buffers import address, aligned_copy
@@ -51,7 +51,7 @@ def argument(value: Any, dtype: str | None = None) -> Array:
     Raises: MachineError for anything else.
     """
     if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biuf" and value.dtype.name != BFLOAT16:
+        if not is_number(value.dtype):
             raise MachineError(f"arrays of numbers are arguments, not one of {value.dtype}")
         return dense(value)
     if value is None:

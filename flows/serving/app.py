@@ -12,7 +12,6 @@ from functools import partial
 from math import prod
 from typing import Any
 
-import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -67,8 +66,12 @@ class _Metrics:
 def make_app(models: Mapping[str, Model], *, capacity: int = 64, batch_seconds: float = 0.0) -> FastAPI:
     """An application that serves models by name; the rest is as for `RequestQueue`.
 
-    Raises: OptionError for batches of a network that has no dimension for them.
+    Raises: OptionError for batches of a network that has no dimension for them, and for a type that requests lack.
     """
+    for name, model in models.items():
+        for spec in (*model.inputs, *model.outputs):
+            if spec.dtype not in DATATYPES:
+                raise OptionError(f"model {name}: requests have no tensors of {spec.dtype} for its {spec.name}")
     queues = {
         name: RequestQueue(model, capacity=capacity, batch_seconds=batch_seconds) for name, model in models.items()
     }
@@ -216,4 +219,4 @@ def _refuse(code: int, sentence: str, headers: Mapping[str, str] | None = None) 
 
 
 def _metadata(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": DATATYPES[np.dtype(spec.dtype).name], "shape": list(spec.shape)}
+    return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": list(spec.shape)}

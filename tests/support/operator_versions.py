@@ -20,8 +20,10 @@ from onnx import defs, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import retune
+from retune.compiler.core.dtype import item_bits
 from retune.compiler.core.errors import RetuneError, UnknownValueError
 from retune.compiler.frontend.ops.elementwise import DTYPES
+from retune.compiler.ir.numeric import converted
 
 Array = NDArray[Any]
 
@@ -119,8 +121,8 @@ def _cases_of(schema: Any, most: int) -> Iterator[Case]:
         if any(attribute.HasField("g") for attribute in node.attribute):  # its body says the types
             of_types = iter([("the test's types", feeds)])
         for varied, typed in of_types:
-            sizes = {helper.tensor_dtype_to_np_dtype(kind).itemsize for kind in to}
-            if schema.name == "BitCast" and sizes != {array.dtype.itemsize for array in typed.values()}:
+            sizes = {item_bits(helper.tensor_dtype_to_np_dtype(kind).name) for kind in to}
+            if schema.name == "BitCast" and sizes != {item_bits(array.dtype.name) for array in typed.values()}:
                 continue
             varied += "".join(f" to {attribute.i}" for attribute in node.attribute if attribute.name == "to")
             if counts.get(varied, 0) < most and (made := _model(schema, node, typed, test.results)) is not None:
@@ -189,11 +191,17 @@ def _of_types(schema: Any, node: onnx.NodeProto, feeds: Mapping[str, Array]) -> 
                 yield f"{parameter}={dtype}", typed
 
 
+_ONNX_NAMES = {
+    "float32": "float",
+    "float64": "double",
+    "float8_e8m0fnu": "float8e8m0",
+    "float4_e2m1fn": "float4e2m1",
+}
+
+
 def _dtypes(texts: Iterable[str]) -> list[str]:
     """Those of our element types that a list of ONNX's names."""
-    own = {
-        f"tensor({'float' if name == 'float32' else 'double' if name == 'float64' else name})": name for name in DTYPES
-    }
+    own = {f"tensor({_ONNX_NAMES.get(name, name.replace('_', ''))})": name for name in DTYPES}
     return [own[text] for text in sorted(texts) if text in own]
 
 
@@ -210,7 +218,7 @@ def _as(array: Array, dtype: str) -> Array:
     with np.errstate(all="ignore"):
         if kind.kind == "u":
             return np.abs(array.astype("int64") if array.dtype != bool else array).astype(kind)
-        return array.astype(kind)
+        return converted(array, kind.name)
 
 
 def _model(
@@ -316,6 +324,6 @@ def _difference(found: Array, wanted: Array) -> str:
     left, right = found.astype("float64"), wanted.astype("float64")
     scale = max(1.0, float(np.abs(right[np.isfinite(right)]).max(initial=0)))
     # The reference may have computed in a narrower type than that of the result.
-    tolerance = scale * {2: 2e-2, 4: 1e-3, 8: 1e-5}[min(found.dtype.itemsize, wanted.dtype.itemsize)]
+    tolerance = scale * {1: 0.25, 2: 2e-2, 4: 1e-3, 8: 1e-5}[min(found.dtype.itemsize, wanted.dtype.itemsize)]
     same = np.allclose(left, right, rtol=tolerance, atol=tolerance, equal_nan=True)
     return "" if same else f"off by {np.nanmax(np.abs(left - right)):.3g} of {scale:.3g}"

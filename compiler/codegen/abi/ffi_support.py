@@ -9,6 +9,7 @@ from enum import IntEnum
 from llvmlite import ir
 
 from retune.compiler.codegen.abi.c_module import BYTE, INT, LONG, POINTER, Argument, CFunction, CModule
+from retune.compiler.core.dtype import NARROW
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.runtime.artifact import ALIGNMENT
 
@@ -43,7 +44,10 @@ _MOST_TEXT = 1024
 
 
 def dlpack_type(dtype: str) -> int:
-    """A `DLDataType` of one lane as a number: code, bits and lanes. Raises: LoweringError when DLPack lacks it."""
+    """A `DLDataType` of one lane as a number: code, bits and lanes; bytes for types of a byte or less that other
+    libraries pack or lack. Raises: LoweringError when DLPack lacks it.
+    """
+    dtype = "uint8" if dtype in NARROW else dtype
     if dtype == "bool":
         return 6 | 8 << 8 | 1 << 16
     name = dtype.rstrip("0123456789")

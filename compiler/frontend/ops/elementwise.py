@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from retune.compiler.core.dtype import HALVES, is_float
+from retune.compiler.core.dtype import HALVES, NARROW, NARROW_FLOATS, arithmetic_type, finite_limit, is_float
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.graph.builder import GraphBuilder
 
@@ -18,6 +18,7 @@ Converter = Callable[[GraphBuilder, OnnxNode], Sequence[str]]
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "bool"),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *NARROW,
 )
 """Element types of kernels."""
 
@@ -221,6 +222,10 @@ def _reciprocal(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [write("div", 1, x)]
 
 
+_POWERS = "float8_e8m0fnu"
+"""Powers of two, which alone have rounding modes."""
+
+
 def cast_to(builder: GraphBuilder, x: str, dtype: str, name: str = "", output: str = "") -> str:
     """`x` in another element type; `x` itself if it has that type."""
     if builder.value(x).dtype == dtype:
@@ -231,7 +236,39 @@ def cast_to(builder: GraphBuilder, x: str, dtype: str, name: str = "", output: s
 def _cast_to(builder: GraphBuilder, node: OnnxNode, dtype: str) -> Sequence[str]:
     if dtype not in DTYPES:
         raise node.unsupported(f"no conversion to {dtype}")
-    return [cast_to(builder, node.operand(builder, 0).name, dtype, node.name, node.outputs[0])]
+    x = node.operand(builder, 0)
+    if dtype == _POWERS and x.dtype != dtype:
+        return [_power_of_two(builder, node, x.name)]
+    return [saturated(builder, node, x.name, dtype)]
+
+
+def saturated(builder: GraphBuilder, node: OnnxNode, x: str, dtype: str) -> str:
+    """`x` as `dtype`: what a narrow float cannot hold becomes its largest number, if the node's `saturate` says so."""
+    if dtype in NARROW_FLOATS and dtype != _POWERS and node.integer("saturate", 1):
+        wide = arithmetic_type(builder.value(x).dtype)
+        limits = {"low": finite_limit(dtype, is_least=True), "high": finite_limit(dtype, is_least=False)}
+        x = builder.emit("clip", [cast_to(builder, x, wide if is_float(wide) else "float32")], limits)
+    return cast_to(builder, x, dtype, node.name, node.outputs[0])
+
+
+def _power_of_two(builder: GraphBuilder, node: OnnxNode, x: str) -> str:
+    """The exponent of a float's magnitude, rounded as the node's `round_mode` says."""
+    write = Formula(builder, node, "int32")
+    bits = builder.emit("bits", [cast_to(builder, x, "float32")], {"dtype": "int32"})
+    magnitude = write("bit_and", bits, 0x7FFFFFFF)
+    mode = node.text("round_mode", "up")
+    if mode not in ("up", "down", "nearest"):
+        raise node.unsupported(f"the rounding {mode!r}")
+    # The fraction has 23 bits; a tie goes up unless the number is subnormal, as ONNX defines it.
+    rounding: str | float = {"up": 0x7FFFFF, "down": 0}.get(mode, 0)
+    if mode == "nearest":
+        is_normal = cast_to(builder, write("less", 0x7FFFFF, magnitude), "int32")
+        rounding = write("add", is_normal, 0x3FFFFF)
+    code = write("shift_right", write("add", magnitude, rounding), 23)
+    if node.integer("saturate", 1):
+        code = write("minimum", code, 0xFE)
+    code = write("where", write("less", magnitude, 0x7F800000), code, 0xFF)
+    return write("bits", cast_to(builder, code, "uint8"), dtype=_POWERS)
 
 
 def _cast(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

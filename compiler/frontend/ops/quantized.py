@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import helper
 
-from retune.compiler.core.dtype import accumulated, is_float
+from retune.compiler.core.dtype import NARROW_FLOATS, NARROW_INTEGERS, accumulated, finite_limit, is_float, item_bits
 from retune.compiler.frontend.ops.attributes import OnnxNode
-from retune.compiler.frontend.ops.elementwise import Converter, cast_to, formula_of
+from retune.compiler.frontend.ops.elementwise import Converter, cast_to, formula_of, saturated
 from retune.compiler.frontend.ops.indexing import taken
 from retune.compiler.frontend.ops.nn import as_channels, convolved, matrix_product
 from retune.compiler.graph.builder import GraphBuilder
 
-_STORED = ("int8", "uint8", "int16", "uint16", "int32")
+_STORED = ("int8", "uint8", "int16", "uint16", *NARROW_INTEGERS, "int32")
+_BYTE = 8
 
 
 def _aligned(builder: GraphBuilder, node: OnnxNode, name: str, shape: tuple[int, ...]) -> str:
@@ -35,14 +36,19 @@ def _aligned(builder: GraphBuilder, node: OnnxNode, name: str, shape: tuple[int,
 
 def _rounded(builder: GraphBuilder, node: OnnxNode, x: str, zero: str, dtype: str) -> str:
     """A float in the quantized type: rounded, shifted by the zero point, clamped."""
-    if dtype not in _STORED[:4]:
+    if dtype in NARROW_FLOATS:
+        # Zero points of floats are 0 by definition: ONNX Runtime and the reference ignore others of float8.
+        if zero and item_bits(dtype) < _BYTE:
+            x = builder.emit("add", [x, cast_to(builder, zero, builder.value(x).dtype)])
+        return saturated(builder, node, x, dtype)
+    if dtype not in _STORED[:-1]:
         raise node.unsupported(f"no quantization to {dtype}")
-    limits = np.iinfo(dtype)
+    limits = {"low": float(finite_limit(dtype, is_least=True)), "high": float(finite_limit(dtype, is_least=False))}
     # Rounded before the zero point is added, as in ONNX: the sum could round a half to another side.
     whole = builder.emit("round", [x])
     if zero:
         whole = builder.emit("add", [whole, cast_to(builder, zero, builder.value(x).dtype)])
-    bounded = builder.emit("clip", [whole], {"low": float(limits.min), "high": float(limits.max)})
+    bounded = builder.emit("clip", [whole], limits)
     return builder.emit("cast", [bounded], {"dtype": dtype}, name=node.name, output=node.outputs[0])
 
 
@@ -63,18 +69,24 @@ def _of_bytes(builder: GraphBuilder, node: OnnxNode, op: str, dtype: str) -> str
     return builder.emit(op, operands, {"axis": axis}, name=node.name, output=node.outputs[0])
 
 
+def _element_type(node: OnnxNode, attribute: str) -> str:
+    """The element type that an attribute names; "" for 0."""
+    number = node.integer(attribute, 0)
+    return str(helper.tensor_dtype_to_np_dtype(number).name) if number else ""
+
+
 def _quantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     x = node.operand(builder, 0)
     stored = builder.value(node.inputs[2]).dtype if node.has_input(2) else "uint8"
-    unsaid = node.has_input(2) or not node.integer("output_dtype", 0)
+    unsaid = node.has_input(2) or not (node.integer("output_dtype", 0) or node.integer("precision", 0))
     if x.dtype == "float32" and unsaid and stored != "int32" and _quantizes_bytes(builder, node, stored):
         return [_of_bytes(builder, node, "quantize", stored)]
     zero = _aligned(builder, node, node.inputs[2], x.shape) if node.has_input(2) else ""
     dtype = builder.value(node.inputs[2]).dtype if zero else "uint8"
-    if not zero and node.integer("output_dtype", 0):
-        dtype = helper.tensor_dtype_to_np_dtype(node.integer("output_dtype", 0)).name
+    if not zero:
+        dtype = _element_type(node, "output_dtype") or dtype
     scale = _aligned(builder, node, node.operand(builder, 1).name, x.shape)
-    wide = builder.value(scale).dtype
+    wide = _element_type(node, "precision") or builder.value(scale).dtype
     wide = accumulated(wide) if is_float(wide) else "float32"
     ratio = builder.emit("div", [cast_to(builder, name, wide) for name in (x.name, scale)])
     return [_rounded(builder, node, ratio, zero, dtype)]
@@ -90,15 +102,20 @@ def _offset(builder: GraphBuilder, node: OnnxNode, x: str, zero: str) -> str:
 
 def _dequantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     x = node.operand(builder, 0)
-    if _quantizes_bytes(builder, node, x.dtype):
+    said = _element_type(node, "output_dtype")
+    if _quantizes_bytes(builder, node, x.dtype) and said in ("", "float32"):
         return [_of_bytes(builder, node, "dequantize", x.dtype)]
     scale = _aligned(builder, node, node.operand(builder, 1).name, x.shape)
     zero = _aligned(builder, node, node.inputs[2], x.shape) if node.has_input(2) else ""
-    dtype = builder.value(scale).dtype
-    if not is_float(dtype):
-        raise node.unsupported("the scale must be a float")
-    whole = _offset(builder, node, x.name, zero)
-    whole, factor = (cast_to(builder, name, accumulated(dtype)) for name in (whole, scale))
+    dtype = said or builder.value(scale).dtype
+    if not is_float(dtype) or not is_float(builder.value(scale).dtype):
+        raise node.unsupported("the scale and the result must be floats")
+    wide = accumulated(builder.value(scale).dtype)
+    if x.dtype in NARROW_FLOATS:
+        whole = cast_to(builder, x.name, wide)
+    else:
+        whole = cast_to(builder, _offset(builder, node, x.name, zero), wide)
+    factor = cast_to(builder, scale, wide)
     product = builder.emit("mul", [whole, factor], name=node.name, output=node.outputs[0])
     return [cast_to(builder, product, dtype)]
 

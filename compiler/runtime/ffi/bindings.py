@@ -15,7 +15,7 @@ import numpy as np
 import tvm_ffi
 from tvm_ffi import core, error, registry, serialization
 
-from retune.compiler.core.dtype import BFLOAT16, item_bytes
+from retune.compiler.core.dtype import BFLOAT16, NARROW, item_bytes
 from retune.compiler.core.errors import ArtifactError, RetuneError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import aligned_copy
@@ -149,10 +149,12 @@ def _unpickle(values: Array) -> FFITensor:
 
 
 def lend(array: Array) -> FFITensor:
-    """A dense NumPy array as the FFI takes it during a call; also read-only arrays, which NumPy does not export."""
+    """A dense NumPy array as the FFI takes it during a call; also read-only arrays, which NumPy does not export. Types
+    of a byte or less that NumPy lacks are passed as bytes.
+    """
     memory: Any = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
     # An array made here is writable, whatever the caller's is: the FFI's DLPack rejects read-only arrays.
-    return tensor_of(np.ndarray(array.shape, array.dtype, memory))
+    return tensor_of(np.ndarray(array.shape, "uint8" if array.dtype.name in NARROW else array.dtype, memory))
 
 
 def new_function(address: int, keep: object) -> PackedFunc:

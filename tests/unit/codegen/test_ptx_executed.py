@@ -9,10 +9,12 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.codegen.nvidia.nvptx import ptx
+from retune.compiler.core.dtype import item_bits
 from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.kernel import DeviceFunction
+from retune.compiler.ir.numeric import converted
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
@@ -122,6 +124,16 @@ def test_functions_are_as_exact_as_on_a_cpu(function: Callable[[Expr], Expr], dt
     ((found,), (wanted,)) = run_ptx(ptx(device, Target("cuda")), device, [spread]), execute(device, [spread])
     kind = np.finfo(dtype)
     np.testing.assert_allclose(found, wanted, rtol=5 * float(kind.eps), atol=float(kind.smallest_normal))
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint2", "float8_e4m3fn", "float8_e5m2fnuz", "float4_e2m1fn"])
+def test_narrow_types_are_converted_as_on_a_cpu(dtype: str) -> None:
+    codes = np.arange(1 << item_bits(dtype), dtype="uint8").view(dtype)
+    wide = applied(lambda x: te.cast("float32", x), dtype, [codes])
+    np.testing.assert_array_equal(wide, codes.astype("float32"))
+    values = np.random.default_rng(0).normal(0, 8, 256).astype("float32")
+    narrow = applied(lambda x: te.cast(dtype, x), "float32", [values])
+    np.testing.assert_array_equal(narrow.astype("float32"), converted(values, dtype).astype("float32"))
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(7, "float32"), (11, "int8"), (7, "float16"), (6, "float32")])

@@ -138,7 +138,7 @@ MISFITS: list[tuple[str, Shapes, Attributes, str]] = [
     ("slice", [(5,)], {"starts": (0,), "stops": (6,), "steps": (1,)}, "cannot slice"),
     ("pad", [(5,)], {"pads_before": (-1,), "pads_after": (0,), "value": 0.0}, "none negative"),
     ("broadcast_to", [(3,)], {"shape": (2,)}, "does not broadcast"),
-    ("bits", [(2, 3)], {"dtype": "int16"}, "another number of bytes"),
+    ("bits", [(2, 3)], {"dtype": "int16"}, "another number of bits"),
     ("where", [(3,), (3,), (3,)], {}, "condition must be bool"),
     ("gather", [(3,), (2,)], {"axis": 0}, "indices must be integers"),
     ("top_k", [(3,)], {"axis": 0, "k": 4, "largest": True}, "no 4 elements"),

@@ -1,0 +1,1 @@
+"""Functions and conversions as sequences of vector instructions."""
