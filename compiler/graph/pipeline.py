@@ -1,6 +1,7 @@
 """The pass pipeline: optimizes an imported graph for partition into kernels, and verifies it after every pass."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from retune.compiler.core.errors import DefinitionError
@@ -36,9 +37,7 @@ class GraphPass(Protocol):
         """The rewritten graph; `graph` itself is unchanged."""
 
 
-PIPELINE: tuple[GraphPass, ...] = (
-    # First: pairs of quantize and dequantize still surround single operators, as the exporter put them.
-    Quantized(),
+_SIMPLIFYING: tuple[GraphPass, ...] = (
     FoldConstants(),
     FoldBatchNorm(),
     # Before the search for 1x1 convolutions: some dilated 3x3 convolutions become such.
@@ -50,6 +49,14 @@ PIPELINE: tuple[GraphPass, ...] = (
     # Simplified arithmetic shows more patterns, as x * (1 / n) for a mean.
     Recognize(name="recognize_simplified"),
     FoldScales(),
+)
+"""The passes whose result has plain products and convolutions, channels first: what precisions are assigned to."""
+
+
+PIPELINE: tuple[GraphPass, ...] = (
+    # First: pairs of quantize and dequantize still surround single operators, as the exporter put them.
+    Quantized(),
+    *_SIMPLIFYING,
     # After scales are in the weights: a slice has fewer nodes to move through.
     SliceWeights(),
     Simplify(),
@@ -92,6 +99,14 @@ def optimize(graph: Graph, passes: Sequence[GraphPass] = PIPELINE) -> Graph:
             raise DefinitionError(f"after pass {graph_pass.name}: {error}") from error
         _show(before, graph, graph_pass.name)
     return graph
+
+
+def prepare(graph: Graph) -> Graph:
+    """The imported graph in the form in which precisions are assigned to its layers; `optimize` takes it, too. Nodes
+    are called by their results, so that kernels tell which layers they compute.
+    """
+    graph = optimize(graph, _SIMPLIFYING)
+    return replace(graph, nodes=tuple(replace(node, name=node.output) for node in graph.nodes))
 
 
 def _show(before: Graph, graph: Graph, name: str) -> None:

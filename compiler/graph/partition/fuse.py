@@ -10,13 +10,14 @@ node that every path to a graph output passes first) are taken all or none, so a
              ▲                                      └────────────────▲
         other branch, computed before
 
-A branch that widens bytes to numbers is fused, so the numbers are never stored. So is a branch that resamples a smaller
-tensor.
+A branch that widens bytes or halves is fused, so the wide numbers are never stored. So is a branch that resamples a
+smaller tensor.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from retune.compiler.core.dtype import HALVES
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.ops import OPS, FusionKind
 
@@ -174,7 +175,7 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
 
 
 def _widened(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) -> list[int]:
-    """Nodes, removed from `free`, that widen bytes or upsample tensors for members other than the first only."""
+    """Nodes, removed from `free`, that widen numbers or upsample tensors for members other than the first only."""
     inside, chains = set(members[1:]), list[int]()
     for member in members[1:]:
         for name in graph.nodes[member].inputs:
@@ -188,7 +189,7 @@ def _widened(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) 
 
 
 def _from_less(graph: Graph, flow: "_Flow", name: str, first: int, free: list[bool], most: int) -> list[int]:
-    """At most `most` free nodes that compute `name`, shaped like `first`, from bytes or a smaller tensor; else none."""
+    """At most `most` free nodes that compute `name`, shaped like `first`, from less memory; else none."""
     index = flow.number.get(name)
     if index is None or not free[index] or not most:
         return []
@@ -200,7 +201,7 @@ def _from_less(graph: Graph, flow: "_Flow", name: str, first: int, free: list[bo
     if OPS[node.op].kind not in _POINTWISE:
         return []
     if node.op == "cast":
-        return [index] if graph.values[node.inputs[0]].dtype in _BYTES else []
+        return [index] if graph.values[node.inputs[0]].dtype in (*_BYTES, *HALVES) else []
     chain = [index]
     for operand in node.inputs:
         if operand not in graph.constants:

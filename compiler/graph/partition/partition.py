@@ -323,7 +323,7 @@ def express(graph: Graph, group: FusedOp) -> ComputeDAG:
 
 
 def _float32_sums(graph: Graph, group: FusedOp) -> frozenset[str]:
-    """The product of halves that `group` adds a bias to, and moves of the product before the addition; empty if there
+    """The product of halves that `group` adds a bias to or widens, and moves of the product before that; empty if there
     is no such product. These values stay float32, so that the result is rounded once, as ONNX's operators with a bias.
     """
     names, node = [group.core.output], group.core
@@ -335,6 +335,8 @@ def _float32_sums(graph: Graph, group: FusedOp) -> frozenset[str]:
         (node,) = readers
         if node.op == "add":
             return frozenset(names) if len({*node.inputs}) == 2 else frozenset()
+        if node.op == "cast" and node.text("dtype") == "float32":
+            return frozenset(names)
         if node.op not in _MOVES:
             break
         names.append(node.output)

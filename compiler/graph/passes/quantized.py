@@ -25,7 +25,7 @@ from retune.compiler.ops.op import broadcast_shapes
 BYTES = ("int8", "uint8")
 _PRODUCTS = {"conv2d": "qconv2d", "dense": "qdense", "batch_matmul": "qbatch_matmul"}
 # The largest product of a uint8 and an int8 has the magnitude 255 x 128.
-_MOST_PRODUCTS = 2**31 // (255 * 128) - 1
+MOST_PRODUCTS = 2**31 // (255 * 128) - 1
 """Longer sums of products could overflow int32."""
 
 
@@ -148,14 +148,14 @@ def _product(builder: GraphBuilder, node: Node) -> str | None:
     weight = raw.astype(np.int32) - w.zero.astype(np.int32).reshape(along if w.zero.size > 1 else ())
     others = tuple(axis for axis in range(raw.ndim) if axis != channel)
     fits = weight.min(initial=0) >= -128 and weight.max(initial=0) <= 127
-    if not fits or weight.size // raw.shape[channel] > _MOST_PRODUCTS:
+    if not fits or weight.size // raw.shape[channel] > MOST_PRODUCTS:
         return None
     zero = int(x.zero.item())
     # sum((q - zero) * w) = sum(q * w) - zero * sum(w). Padding holds the zero point, so the second sum is the same at
     # the border.
     sums = -zero * weight.sum(axis=others)
     spread = [-1] if node.op == "dense" else [1, -1, *(1 for _ in raw.shape[2:])]
-    weight = _filled_channels(node, weight)
+    weight = filled_channels(node, weight)
     operands = [x.name, builder.constant(weight.astype(np.int8), node.inputs[1])]
     attrs = dict(node.attrs) if node.op == "dense" else {**node.attrs, "pad_value": zero}
     whole = builder.emit(_PRODUCTS[node.op], operands, attrs, name=node.name)
@@ -165,7 +165,7 @@ def _product(builder: GraphBuilder, node: Node) -> str | None:
     return _scaled(builder, node, whole, scale.reshape(spread if scale.size > 1 else ()))
 
 
-def _filled_channels(node: Node, weight: Array) -> Array:
+def filled_channels(node: Node, weight: Array) -> Array:
     """The weight, zero-padded to a multiple of four channels, which are summed together."""
     if node.op != "conv2d" or node.integer("groups") > 1 or weight.shape[1] == 1:
         return weight
@@ -176,7 +176,7 @@ def _filled_channels(node: Node, weight: Array) -> Array:
 def _batch_product(builder: GraphBuilder, node: Node, a: _Numbers, b: _Numbers) -> str | None:
     """A product of two computed operands: sum((a - x) * (b - y)) = sum(a * b) - y * sum(a) - x * sum(b) + x * y * K."""
     depth = builder.value(a.name).shape[2]
-    if not b.uniform or builder.value(b.name).dtype not in BYTES or depth > _MOST_PRODUCTS // 2:
+    if not b.uniform or builder.value(b.name).dtype not in BYTES or depth > MOST_PRODUCTS // 2:
         return None
     left, right = int(a.zero.item()), int(b.zero.item())
     whole = builder.emit("qbatch_matmul", [a.name, b.name], name=node.name)

@@ -1,0 +1,116 @@
+"""Compiles forms of one network, runs them on samples, and times their kernels in place."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from retune.compiler.core.target import Target
+from retune.compiler.driver.compile_network import (
+    BuildError,
+    ChosenProgram,
+    compile_graph,
+    reuse_kernels,
+)
+from retune.compiler.driver.dispatch import telling_nothing
+from retune.compiler.driver.parallel_build import build_in_parallel
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.precision.assign import OPERAND_OF, Assign
+from retune.compiler.graph.precision.layers import Assignment
+from retune.compiler.measure.record import BestProgram
+from retune.compiler.runtime.artifact import Array, KernelArtifact
+from retune.compiler.runtime.executor.executors import executor_of
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.tune.extract import extract_part
+from retune.compiler.tune.precision.samples import Sample
+
+_ROUNDS = 4
+"""How often the kernels of each form are timed, in turn, so that a noisy moment hits all forms alike."""
+
+
+@dataclass(slots=True)
+class Bench:
+    """Where forms of the prepared `graph` are compiled for `threads` threads of this machine. `best` are the best known
+    programs by workload key; kernels of equal workload are built once.
+    """
+
+    graph: Graph
+    target: Target
+    threads: int
+    winograd: bool = True
+    best: Mapping[str, BestProgram] = field(default_factory=dict)
+    kernels: dict[tuple[str, str], KernelArtifact] = field(default_factory=dict)
+    _exact: GraphExecutor | None = None
+
+    def compile(self, graph: Graph) -> GraphExecutor:
+        """An executor of a graph before the passes."""
+        extracted = extract_part(graph.name, graph, self.target, self.threads, self.winograd)
+        about = extracted.graph, self.target, self.best
+        with telling_nothing():
+            network = compile_graph(
+                *about, threads=self.threads, cut=extracted.partition, build=self._build, metadata={}
+            )
+        return executor_of(network, self.threads)
+
+    def compile_form(self, assignment: Assignment) -> GraphExecutor:
+        """An executor of the network with layers in the precisions of `assignment`."""
+        return self.compile(Assign(assignment).apply(self.graph))
+
+    def float32(self) -> GraphExecutor:
+        """An executor of the network in float32, which is compiled once."""
+        self._exact = self._exact or self.compile_form(Assignment())
+        return self._exact
+
+    def _build(self, programs: Sequence[ChosenProgram]) -> list[KernelArtifact | BuildError]:
+        built = reuse_kernels(self.kernels, build_in_parallel)(programs)
+        for program, kernel in zip(programs, built, strict=True):
+            if isinstance(kernel, KernelArtifact):
+                self.kernels[program.task.workload_key, dump_steps(program.steps)] = kernel
+        return list(built)
+
+
+def run(executor: GraphExecutor, sample: Sample) -> list[Array]:
+    """The outputs of a network."""
+    executor.run(**sample)
+    return [executor.get_output(index) for index in range(executor.get_num_outputs())]
+
+
+def seconds_of(executor: GraphExecutor) -> float:
+    """The median seconds of a run."""
+    return executor.benchmark(repeat=10, number=1).median
+
+
+def times_of_layers(forms: Mapping[str, GraphExecutor], layers: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Seconds of every layer in every form, the least of several passes. A kernel counts for the layers that it
+    computes, in equal parts; a kernel that encodes an operand counts for the layer that reads it.
+    """
+    known, times = frozenset(layers), dict[str, dict[str, float]]()
+    for _ in range(_ROUNDS):
+        for form, executor in forms.items():
+            passed: dict[str, float] = {}
+            for call in executor.profile(repeat=3):
+                owners = owners_of(call.label, known)
+                for layer in owners:
+                    passed[layer] = passed.get(layer, 0.0) + call.seconds / len(owners)
+            least = times.setdefault(form, passed)
+            least |= {layer: min(seconds, least.get(layer, np.inf)) for layer, seconds in passed.items()}
+    return times
+
+
+def owners_of(label: str, layers: frozenset[str]) -> list[str]:
+    """The layers that a kernel with this label computes, else those whose operands it encodes."""
+    names = label.split(" + ")
+    owners = [name for name in dict.fromkeys(names) if name in layers]
+    read = dict.fromkeys(name.removeprefix(OPERAND_OF) for name in names if name.startswith(OPERAND_OF))
+    return owners or [name for name in read if name in layers]
+
+
+def kernels_together(executors: Mapping[str, GraphExecutor], layers: Sequence[str]) -> Iterator[list[str]]:
+    """Layers that one kernel computes in some form, such as the two products of an attention."""
+    known = frozenset(layers)
+    for executor in executors.values():
+        for call in executor.network.plan.calls:
+            owners = [name for name in dict.fromkeys(call.label.split(" + ")) if name in known]
+            if len(owners) > 1:
+                yield owners

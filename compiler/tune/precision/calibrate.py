@@ -1,0 +1,79 @@
+"""Ranges of the values that int8 layers read, from runs of the float32 network on samples.
+
+least-error   the range, smaller by a factor, at which rounding and clipping together have the least squared error
+percentile    all but one in 10,000 values
+min-max       all values
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from retune.compiler.graph.precision.layers import values_read
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.tune.precision.bench import Bench, run
+from retune.compiler.tune.precision.samples import Sample
+
+METHODS = ("min-max", "percentile", "least-error")
+_BINS = 2048
+_TAIL = 1e-4
+"""The share of values outside of the range of percentiles."""
+_FACTORS = np.linspace(1.0, 0.2, 33)
+"""How much smaller a range may become for the least error."""
+
+Ranges = Mapping[str, tuple[float, float]]
+
+
+@dataclass(slots=True)
+class _Histogram:
+    """How often values occur between `low` and `high`."""
+
+    low: float = np.inf
+    high: float = -np.inf
+    counts: Array | None = None
+
+    def widen(self, array: Array) -> None:
+        self.low, self.high = min(self.low, float(array.min())), max(self.high, float(array.max()))
+
+    def add(self, array: Array) -> None:
+        counts = np.histogram(array, _BINS, (self.low, self.high if self.high > self.low else self.low + 1.0))[0]
+        self.counts = counts if self.counts is None else self.counts + counts
+
+    def range(self, method: str) -> tuple[float, float]:
+        """The range by one of METHODS."""
+        if method == "min-max" or self.counts is None or self.high <= self.low:
+            return self.low, self.high
+        edges = np.linspace(self.low, self.high, _BINS + 1)
+        if method == "percentile":
+            below = np.cumsum(self.counts) / self.counts.sum()
+            first, last = np.searchsorted(below, (_TAIL / 2, 1 - _TAIL / 2))
+            return float(edges[first]), float(edges[min(last + 1, _BINS)])
+        middles = (edges[1:] + edges[:-1]) / 2
+        errors = [self._error(self.counts, middles, factor) for factor in _FACTORS]
+        best = float(_FACTORS[int(np.argmin(errors))])
+        return self.low * best, self.high * best
+
+    def _error(self, counts: Array, middles: Array, factor: float) -> float:
+        """The squared error of bytes for a range that is smaller by a factor."""
+        low, high = min(self.low * factor, 0.0), max(self.high * factor, 0.0)
+        scale = (high - low) / 255
+        stored = np.clip(np.round(middles / scale), np.round(low / scale), np.round(high / scale)) * scale
+        # Values of a bin are spread evenly over its width.
+        return float(np.sum(counts * (stored - middles) ** 2))
+
+
+def collect_ranges(bench: Bench, samples: Sequence[Sample]) -> dict[str, Ranges]:
+    """The ranges by each of METHODS."""
+    fed = {value.name for value in bench.graph.inputs}
+    wanted = values_read(bench.graph)
+    computed = tuple(name for name in wanted if name not in fed)
+    outputs = (*(name for name in bench.graph.outputs if name not in computed), *computed)
+    executor = bench.compile(replace(bench.graph, outputs=outputs))
+    histograms = {name: _Histogram() for name in wanted}
+    for step in (_Histogram.widen, _Histogram.add):
+        for sample in samples:
+            values = {**sample, **dict(zip(outputs, run(executor, sample), strict=True))}
+            for name, histogram in histograms.items():
+                step(histogram, values[name])
+    return {method: {name: each.range(method) for name, each in histograms.items()} for method in METHODS}

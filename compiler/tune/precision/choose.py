@@ -1,0 +1,293 @@
+"""Chooses the precision of every layer of a network, by measured time and measured error.
+
+bfloat16, int8   every layer that has this form; of int8 the ranges with the least error
+auto             1. each form of the whole network is timed, kernel by kernel
+                 2. forms that are faster than float32 are run apart, and their errors through the float32 network
+                 3. a knapsack chooses: seconds saved against the sum of squared errors
+                 4. the choice is compiled and its error measured on held-out samples; the budget of the knapsack
+                    follows, and at last the layers with the largest errors become float32 until the tolerance holds
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from retune.compiler.core.target import Target
+from retune.compiler.frontend.network import load_network
+from retune.compiler.graph.pipeline import prepare
+from retune.compiler.graph.precision.layers import (
+    FLOAT32,
+    FORMS,
+    INT8,
+    Assignment,
+    Layer,
+    is_quantized,
+    layers_of,
+)
+from retune.compiler.measure.processes.device_lock import device_lock
+from retune.compiler.measure.record import BestProgram
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.tune.precision.bench import Bench, kernels_together, run, seconds_of, times_of_layers
+from retune.compiler.tune.precision.calibrate import METHODS, Ranges, collect_ranges
+from retune.compiler.tune.precision.errors import error_of
+from retune.compiler.tune.precision.knapsack import Option, choose_options
+from retune.compiler.tune.precision.request import AUTO, LayerChoice, PrecisionChoice, PrecisionRequest
+from retune.compiler.tune.precision.samples import Sample, hold_out, read_samples
+from retune.compiler.tune.precision.sensitivity import Sensitivity, Unit
+
+_LEAST_GAIN = 0.97
+"""A form must take at most this share of the time in float32; less is within the noise of timing."""
+_ATTEMPTS = 5
+"""Choices that are compiled before layers are repaired one by one."""
+_SENSED = 2
+"""Samples that errors of single layers are measured on."""
+_CURVE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+"""Tolerances of the curve in the report."""
+
+
+def choose_for_network(
+    network: str,
+    shapes: Mapping[str, Sequence[int]],
+    request: PrecisionRequest,
+    target: str,
+    threads: int,
+    winograd: bool,
+    best: Mapping[str, BestProgram],
+    seed: int,
+) -> PrecisionChoice:
+    """As `choose`, of a name of the zoo or the path of an ONNX file."""
+    bench = Bench(prepare(load_network(network, shapes=shapes)), Target(target), threads, winograd, best)
+    return choose(bench, request, seed)
+
+
+def choose(bench: Bench, request: PrecisionRequest, seed: int = 0) -> PrecisionChoice:
+    """The precision of every layer of the network of `bench`.
+
+    A network with int8 in it is taken as it is, and `note` says so. Raises: OptionError for samples that do not fit.
+    """
+    layers, made = layers_of(bench.graph), PrecisionChoice(request.precision, tolerance=request.allowed)
+    made = replace(made, metric=request.metric if isinstance(request.metric, str) else "function")
+    if is_quantized(bench.graph):
+        return replace(made, note=f"{bench.graph.name} is quantized already: it is taken as it is")
+    if not layers:
+        return replace(made, note=f"{bench.graph.name} has no products or convolutions in float32")
+    if any(value.dtype == "float32" and not value.size for value in bench.graph.values.values()):
+        return replace(made, note=f"{bench.graph.name} has values without elements: it stays in float32")
+    samples, held_out = hold_out(read_samples(request.calibrate, bench.graph, seed))
+    if request.precision == AUTO:
+        with device_lock():
+            return _Auto(bench, request, made, layers, samples, held_out).choose()
+    chosen = [layer.name for layer in layers if request.precision in layer.forms]
+    assignment = Assignment(dict.fromkeys(chosen, request.precision))
+    if request.precision == INT8:
+        assignment = Assignment(assignment.layers, _best_ranges(bench, assignment, request, samples))
+    error = _error(bench, assignment, request, held_out)
+    rows = tuple(LayerChoice(each.name, each.op, assignment.layers.get(each.name, FLOAT32)) for each in layers)
+    return replace(made, layers=rows, ranges=assignment.ranges, error=error)
+
+
+def _error(bench: Bench, assignment: Assignment, request: PrecisionRequest, samples: Sequence[Sample]) -> float:
+    """The error at the outputs of a network with an assignment."""
+    made, exact = bench.compile_form(assignment), bench.float32()
+    pairs = [(run(made, sample), run(exact, sample)) for sample in samples]
+    return error_of(request.metric, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
+
+
+def _best_ranges(bench: Bench, assignment: Assignment, request: PrecisionRequest, samples: Sequence[Sample]) -> Ranges:
+    """The ranges of the method with the least mean error at the outputs."""
+    by_method = collect_ranges(bench, samples)
+    metric = request.metric if callable(request.metric) else "mean"
+    request = replace(request, metric=metric)
+    errors = {
+        method: _error(bench, Assignment(assignment.layers, by_method[method]), request, samples[:_SENSED])
+        for method in METHODS
+    }
+    return by_method[min(METHODS, key=lambda method: errors[method])]
+
+
+@dataclass(slots=True)
+class _Auto:
+    """The search for the fastest assignment within the tolerance."""
+
+    bench: Bench
+    request: PrecisionRequest
+    made: PrecisionChoice
+    layers: Sequence[Layer]
+    samples: Sequence[Sample]
+    held_out: Sequence[Sample]
+    ranges: Ranges = field(default_factory=dict)
+    times: dict[str, dict[str, float]] = field(default_factory=dict)
+    errors: dict[tuple[Unit, str], float] = field(default_factory=dict)
+    options: list[tuple[Unit, list[str]]] = field(default_factory=list)
+
+    def choose(self) -> PrecisionChoice:
+        names = [layer.name for layer in self.layers]
+        whole = Assignment({each.name: INT8 for each in self.layers if INT8 in each.forms})
+        self.ranges = _best_ranges(self.bench, whole, self.request, self.samples)
+        executors = {form: self._executor(self._all_in(form)) for form in (FLOAT32, *FORMS)}
+        self.times = times_of_layers(executors, names)
+        units = _units(self.layers, kernels_together(executors, names))
+        del executors
+        faster = {form: [unit for unit in units if self._is_faster(unit, form)] for form in FORMS}
+        faster = {form: found for form, found in faster.items() if found}
+        if not faster:
+            return self._float32("no layer is faster in bfloat16 or int8 than in float32 here")
+        sensed = self.request.metric if self.request.metric in ("largest", "mean", "cosine") else "mean"
+        self.errors = Sensitivity(self.bench, self.ranges, sensed, self.samples[-_SENSED:]).measure(faster)
+        self.options = [(unit, [form for form in faster if unit in faster[form]]) for unit in units]
+        best = self._within_tolerance()
+        if not best:
+            limit = f"{self.request.allowed:.2%}"
+            return self._float32(f"no layer can leave float32 within the tolerance of {limit} ({self.made.metric})")
+        return self._confirmed(best)
+
+    def _all_in(self, form: str) -> dict[str, str]:
+        return {each.name: form for each in self.layers if form in each.forms}
+
+    def _executor(self, layers: Mapping[str, str]) -> GraphExecutor:
+        return self.bench.compile_form(Assignment(layers, self.ranges))
+
+    def _seconds(self, unit: Unit, form: str) -> float:
+        return sum(self.times[form].get(layer, 0.0) for layer in unit)
+
+    def _is_faster(self, unit: Unit, form: str) -> bool:
+        """Whether all layers of a unit have the form, and are faster in it."""
+        has_it = all(form in layer.forms for layer in self.layers if layer.name in unit)
+        return has_it and self._seconds(unit, form) < _LEAST_GAIN * self._seconds(unit, FLOAT32)
+
+    def _solve(self, limit: float) -> dict[Unit, str]:
+        """The fastest choice whose errors are predicted to stay within `limit`. Independent errors add in squares; 1 -
+        cosine grows with the square of an error, and adds as it is.
+        """
+        power = 1.0 if self.request.metric == "cosine" else 2.0
+        groups = [
+            [
+                Option(self._seconds(unit, FLOAT32) - self._seconds(unit, form), self.errors[unit, form] ** power)
+                for form in forms
+            ]
+            for unit, forms in self.options
+        ]
+        chosen = choose_options(groups, limit**power)
+        pairs = zip(self.options, chosen, strict=True)
+        return {unit: forms[index] for (unit, forms), index in pairs if index is not None}
+
+    def _layers_in(self, chosen: Mapping[Unit, str]) -> dict[str, str]:
+        return {layer: form for unit, form in chosen.items() for layer in unit}
+
+    def _measure(self, chosen: Mapping[Unit, str]) -> float:
+        return _error(self.bench, Assignment(self._layers_in(chosen), self.ranges), self.request, self.held_out)
+
+    def _saved(self, chosen: Mapping[Unit, str]) -> float:
+        return sum(self._seconds(unit, FLOAT32) - self._seconds(unit, form) for unit, form in chosen.items())
+
+    def _within_tolerance(self) -> dict[Unit, str]:
+        """The choice that saves most among those whose measured error is within the tolerance; empty if none is."""
+        allowed, limit = self.request.allowed, self.request.allowed
+        best: dict[Unit, str] = {}
+        low, high, last = 0.0, math.inf, dict[Unit, str]()
+        for _ in range(_ATTEMPTS):
+            chosen = self._solve(limit)
+            if not chosen or chosen == last:
+                break
+            error, last = self._measure(chosen), chosen
+            if error <= allowed:
+                low = limit
+                best = max(best, chosen, key=self._saved)
+            else:
+                high = limit
+            # Bisection between limits that hold and that do not, in the logarithm; a factor of 2 until both are known.
+            is_between = low > 0.0 and high < math.inf
+            limit = math.sqrt(low * high) if is_between else limit * (2.0 if error <= allowed else 0.5)
+        return best or self._repaired(last)
+
+    def _repaired(self, chosen: dict[Unit, str]) -> dict[Unit, str]:
+        """The choice without the units of the largest errors, until the tolerance holds: first one becomes float32,
+        then two, four, and so on.
+        """
+        left, count = dict(chosen), 1
+        while left:
+            for unit in sorted(left, key=lambda unit: -self.errors[unit, left[unit]])[:count]:
+                left.pop(unit)
+            count *= 2
+            if left and self._measure(left) <= self.request.allowed:
+                break
+        return left
+
+    def _confirmed(self, chosen: dict[Unit, str]) -> PrecisionChoice:
+        """The choice, timed beside float32: layers that are slower in it become float32 while the tolerance holds."""
+        for _ in range(_ATTEMPTS):
+            executors = {FLOAT32: self._executor({}), AUTO: self._executor(self._layers_in(chosen))}
+            names = [layer.name for layer in self.layers]
+            times = times_of_layers(executors, names)
+            slower = [
+                unit
+                for unit in chosen
+                if _LEAST_GAIN * sum(times[AUTO].get(layer, 0.0) for layer in unit)
+                > sum(times[FLOAT32].get(layer, 0.0) for layer in unit)
+            ]
+            left = {unit: form for unit, form in chosen.items() if unit not in slower}
+            if not slower or not left or self._measure(left) > self.request.allowed:
+                break
+            chosen = left
+        seconds = {form: seconds_of(executor) for form, executor in executors.items()}
+        if seconds[AUTO] >= seconds[FLOAT32] or not chosen:
+            return self._float32("the network is no faster with layers in bfloat16 or int8 than in float32 here")
+        return self._result(chosen, times, seconds)
+
+    def _result(
+        self, chosen: Mapping[Unit, str], times: Mapping[str, Mapping[str, float]], seconds: Mapping[str, float]
+    ) -> PrecisionChoice:
+        forms, unit_of = self._layers_in(chosen), {layer: unit for unit in chosen for layer in unit}
+        rows = []
+        for layer in self.layers:
+            form = forms.get(layer.name, FLOAT32)
+            error = self.errors[unit_of[layer.name], form] if form != FLOAT32 else 0.0
+            took = [times[each].get(layer.name) for each in (FLOAT32, AUTO)]
+            rows.append(LayerChoice(layer.name, layer.op, form, took[0], took[1], error))
+        error = self._measure(chosen)
+        return replace(
+            self.made,
+            layers=tuple(rows),
+            ranges={name: self.ranges[name] for name in self.ranges if INT8 in forms.values()},
+            error=error,
+            float32_seconds=seconds[FLOAT32],
+            seconds=seconds[AUTO],
+            curve=self._curve(error, chosen, seconds[FLOAT32]),
+        )
+
+    def _curve(self, error: float, chosen: Mapping[Unit, str], whole: float) -> tuple[tuple[float, float], ...]:
+        """Predicted seconds of the network at other tolerances; predicted errors are scaled by the measured error."""
+        power = 1.0 if self.request.metric == "cosine" else 2.0
+        predicted = sum(self.errors[unit, form] ** power for unit, form in chosen.items()) ** (1 / power)
+        scale = predicted / error if error > 0.0 else 1.0
+        return tuple((each, max(whole - self._saved(self._solve(each * scale)), 0.0)) for each in _CURVE)
+
+    def _float32(self, note: str) -> PrecisionChoice:
+        rows = tuple(
+            LayerChoice(layer.name, layer.op, FLOAT32, self.times[FLOAT32].get(layer.name)) for layer in self.layers
+        )
+        return replace(self.made, layers=rows, note=f"{self.bench.graph.name} stays in float32: {note}")
+
+
+def _units(layers: Sequence[Layer], together: Iterable[Sequence[str]]) -> list[Unit]:
+    """Layers in the groups whose precision is chosen together: matrix products with one operand in common, and layers
+    that share a kernel.
+    """
+    parent = {layer.name: layer.name for layer in layers}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            name = parent[name]
+        return name
+
+    readers: dict[tuple[str, ...], str] = {}
+    for layer in layers:
+        if layer.op == "dense":
+            parent[root(layer.name)] = root(readers.setdefault(layer.operands, layer.name))
+    for names in together:
+        for name in names[1:]:
+            parent[root(name)] = root(names[0])
+    units: dict[str, list[str]] = {}
+    for layer in layers:
+        units.setdefault(root(layer.name), []).append(layer.name)
+    return [tuple(names) for names in units.values()]

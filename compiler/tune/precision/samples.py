@@ -1,0 +1,135 @@
+"""Samples of a network's inputs: from files of NumPy, from Python, or drawn at random."""
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from retune.compiler.core.dtype import is_float
+from retune.compiler.core.errors import OptionError
+from retune.compiler.graph.ir import Graph, Value
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.readable import count
+
+_log = logging.getLogger(__name__)
+
+Sample = Mapping[str, Array]
+
+RANDOM = 8
+"""Samples that are drawn where none are given."""
+MOST = 64
+"""Most samples that are used: more change ranges little, and cost time."""
+_HELD_OUT = 4
+"""One in so many samples is held out, at least one where there are several."""
+
+
+def read_samples(calibrate: Any, graph: Graph, seed: int) -> tuple[Sample, ...]:
+    """The samples in `calibrate`: the path of a `.npz` or of a folder of them, or an iterable of dictionaries, of
+    sequences in the order of the inputs, or of arrays for a network with one input. An array has the shape of its
+    input, or a further first axis of samples. None: random inputs, with a warning.
+
+    Raises: OptionError with the name of the input and what is wrong.
+    """
+    if calibrate is None:
+        rng = np.random.default_rng(seed)
+        _log.warning(
+            "%s: no samples to calibrate with: ranges and errors are those of random inputs; --calibrate takes a .npz",
+            graph.name,
+        )
+        return tuple(_drawn(graph.inputs, rng) for _ in range(RANDOM))
+    samples: list[Sample] = []
+    for where, arrays in _entries(calibrate, graph):
+        samples += _split(where, arrays, graph)
+        if len(samples) >= MOST:
+            break
+    if not samples:
+        raise OptionError("there are no samples to calibrate with")
+    return tuple(samples[:MOST])
+
+
+def hold_out(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]:
+    """Samples that ranges come from, and samples that errors are checked on; the same where there is one alone."""
+    last = max(1, len(samples) // _HELD_OUT)
+    return (samples[:-last], samples[-last:]) if len(samples) > 1 else (samples, samples)
+
+
+def _drawn(inputs: Sequence[Value], rng: np.random.Generator) -> Sample:
+    """Normal floats; integers are 0 or 1, which are legal indices everywhere."""
+    return {
+        value.name: rng.standard_normal(value.shape).astype(value.dtype)
+        if is_float(value.dtype)
+        else rng.integers(0, 2, value.shape).astype(value.dtype)
+        for value in inputs
+    }
+
+
+def _entries(calibrate: Any, graph: Graph) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Where samples come from, for messages, and their arrays by name."""
+    if isinstance(calibrate, str | Path):
+        path = Path(calibrate)
+        files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+        if not files:
+            raise OptionError(f"the folder {path} has no .npz to calibrate with")
+        for file in files:
+            yield str(file), _read(file)
+        return
+    entries = [calibrate] if isinstance(calibrate, Mapping) else calibrate
+    if not isinstance(entries, Iterable):
+        raise OptionError(f"calibrate is a path or an iterable of samples, not {calibrate!r:.80}")
+    for number, entry in enumerate(itertools.islice(entries, MOST)):
+        where = f"sample {number}"
+        if isinstance(entry, Mapping):
+            yield where, entry
+            continue
+        arrays = entry if isinstance(entry, tuple | list) else (entry,)
+        if len(arrays) != len(graph.inputs):
+            wanted = count(len(graph.inputs), "input")
+            raise OptionError(f"{where} has {count(len(arrays), 'array')}, and the network has {wanted}")
+        yield where, {value.name: array for value, array in zip(graph.inputs, arrays, strict=True)}
+
+
+def _read(path: Path) -> dict[str, Array]:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise OptionError(f"{path} holds one array: write a .npz with the names of the inputs")
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, BadZipFile, EOFError) as error:
+        raise OptionError(f"cannot read samples from {path}: {error}") from error
+
+
+def _split(where: str, arrays: Mapping[str, Any], graph: Graph) -> list[Sample]:
+    """The samples of an entry, whose arrays may have an axis of samples."""
+    known = {value.name: value for value in graph.inputs}
+    for name in arrays:
+        if name not in known:
+            raise OptionError(f"{where}: the network has no input {name!r}; its inputs are {', '.join(known)}")
+    if missing := [name for name in known if name not in arrays]:
+        raise OptionError(f"{where}: no array for the input {missing[0]!r}")
+    columns = {name: _checked(where, value, arrays[name]) for name, value in known.items()}
+    lengths = {len(column) for column in columns.values()}
+    if len(lengths) > 1:
+        raise OptionError(f"{where}: the inputs have different numbers of samples: {sorted(lengths)}")
+    return [{name: column[number] for name, column in columns.items()} for number in range(next(iter(lengths), 0))]
+
+
+def _checked(where: str, value: Value, given: Any) -> list[Array]:
+    """The arrays of an input, one a sample, in its type."""
+    array = np.asarray(given)
+    shape = tuple(array.shape)
+    is_batch = value.shape[:1] == (1,) and shape[1:] == value.shape[1:]
+    if value.shape not in (shape, shape[1:]) and not is_batch:
+        raise OptionError(f"{where}: the input {value} got the shape {list(shape)}")
+    if array.dtype.kind not in "biuf" and not is_float(array.dtype.name):
+        raise OptionError(f"{where}: the input {value} got {array.dtype}")
+    if is_float(array.dtype.name) and not np.isfinite(array.astype(np.float64)).all():
+        raise OptionError(f"{where}: the input {value.name!r} has a NaN or an infinity")
+    if is_float(array.dtype.name) and not is_float(value.dtype):
+        raise OptionError(f"{where}: the input {value} got {array.dtype}")
+    rows = array[None] if shape == value.shape else array
+    return [np.ascontiguousarray(row.reshape(value.shape).astype(value.dtype)) for row in rows]

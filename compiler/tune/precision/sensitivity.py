@@ -1,0 +1,128 @@
+"""The error at the outputs that each layer causes alone in each precision.
+
+Two compiled graphs measure all layers: one computes the layers apart, in a precision, from operands in float32; the
+other is the float32 network with an input added to the result of every layer. The error of a layer, added there, runs
+through the rest of the network in float32.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.ir import Graph, Node, Value
+from retune.compiler.graph.precision.assign import Assign
+from retune.compiler.graph.precision.layers import Assignment
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.tune.precision.bench import Bench, run
+from retune.compiler.tune.precision.calibrate import Ranges
+from retune.compiler.tune.precision.errors import error_of
+from retune.compiler.tune.precision.request import Metric
+from retune.compiler.tune.precision.samples import Sample
+
+_ADDED = "error_of_"
+"""Prefix of the inputs that errors are added by."""
+
+Unit = tuple[str, ...]
+"""Layers whose precision is chosen together."""
+
+
+def with_added_errors(graph: Graph, layers: Sequence[str]) -> Graph:
+    """The graph with an input for each layer, added to its result; results of layers are outputs, too."""
+    known = frozenset(layers)
+    inputs = (*graph.inputs, *(Value(_ADDED + name, graph.values[name].shape, "float32") for name in layers))
+    more = Graph(
+        graph.name, inputs, graph.outputs, graph.nodes, graph.constants,
+        {**graph.values, **{value.name: value for value in inputs}},
+    )  # fmt: skip
+
+    def convert(builder: GraphBuilder, node: Node) -> str | None:
+        if node.output not in known:
+            return None
+        result = builder.emit(node.op, node.inputs, node.attrs, name=node.name)
+        return builder.emit("add", [result, _ADDED + node.output], output=node.output)
+
+    return rewrite(more, convert)
+
+
+def layers_apart(graph: Graph, layers: Sequence[str]) -> tuple[Graph, dict[str, str]]:
+    """A graph whose inputs are the operands of layers and whose outputs are their results, and the operand of each
+    input.
+    """
+    producers = graph.producers()
+    builder, inputs, results = GraphBuilder(f"{graph.name}_layers"), dict[str, str](), dict[str, str]()
+    for name in layers:
+        node, operands = producers[name], []
+        for operand in node.inputs:
+            if operand in graph.constants:
+                operands.append(builder.constant(graph.constants[operand], operand))
+                continue
+            if operand not in inputs:
+                value = graph.values[operand]
+                inputs[operand] = builder.input(Value(f"operand_{len(inputs)}", value.shape, value.dtype))
+            operands.append(inputs[operand])
+        results[name] = builder.emit(node.op, operands, node.attrs, name=node.name, output=name)
+    return builder.finish(results), {new: operand for operand, new in inputs.items()}
+
+
+@dataclass(slots=True)
+class Sensitivity:
+    """Measures errors of units of layers on a few samples."""
+
+    bench: Bench
+    ranges: Ranges
+    metric: str | Metric
+    samples: Sequence[Sample]
+
+    def measure(self, forms: Mapping[str, Sequence[Unit]]) -> dict[tuple[Unit, str], float]:
+        """The error at the outputs of each unit in each precision that `forms` has it under."""
+        layers = list(dict.fromkeys(layer for units in forms.values() for unit in units for layer in unit))
+        graph, zeros = self.bench.graph, {}
+        executor = self.bench.compile(with_added_errors(graph, layers))
+        for name in layers:
+            zeros[_ADDED + name] = np.zeros(graph.values[name].shape, np.float32)
+        executor.set_input(**zeros)
+        operands = self._operands(layers)
+        worst: dict[tuple[Unit, str], float] = {}
+        for form, units in forms.items():
+            own = list(dict.fromkeys(layer for unit in units for layer in unit))
+            apart = self._apart(own, form), self._apart(own, "float32")
+            for sample, values in zip(self.samples, operands, strict=True):
+                reference = run(executor, sample)
+                errors = _differences(apart, own, values)
+                for unit in units:
+                    added = {_ADDED + layer: errors[layer] for layer in unit}
+                    outputs = run(executor, {**sample, **added})
+                    executor.set_input(**{name: zeros[name] for name in added})
+                    error = error_of(self.metric, [outputs], [reference])
+                    worst[unit, form] = max(error, worst.get((unit, form), 0.0))
+        return worst
+
+    def _operands(self, layers: Sequence[str]) -> list[dict[str, Array]]:
+        """The operands of layers in float32, for each sample."""
+        graph, producers = self.bench.graph, self.bench.graph.producers()
+        read = dict.fromkeys(
+            name for layer in layers for name in producers[layer].inputs if name not in graph.constants
+        )
+        fed = {value.name for value in graph.inputs}
+        outputs = (*graph.outputs, *(name for name in read if name not in fed and name not in graph.outputs))
+        executor = self.bench.compile(
+            Graph(graph.name, graph.inputs, outputs, graph.nodes, dict(graph.constants), graph.values)
+        )
+        return [{**sample, **dict(zip(outputs, run(executor, sample), strict=True))} for sample in self.samples]
+
+    def _apart(self, layers: Sequence[str], form: str) -> tuple[GraphExecutor, dict[str, str]]:
+        graph, operands = layers_apart(self.bench.graph, layers)
+        ranges = {new: self.ranges[name] for new, name in operands.items() if name in self.ranges}
+        assignment = Assignment(dict.fromkeys(layers, form), ranges)
+        return self.bench.compile(Assign(assignment).apply(graph)), operands
+
+
+def _differences(
+    apart: tuple[tuple[GraphExecutor, dict[str, str]], ...], layers: Sequence[str], values: Mapping[str, Array]
+) -> dict[str, Array]:
+    """What the results of layers in a precision differ by from those in float32."""
+    made, exact = (run(executor, {new: values[name] for new, name in operands.items()}) for executor, operands in apart)
+    return {layer: one - other for layer, one, other in zip(layers, made, exact, strict=True)}

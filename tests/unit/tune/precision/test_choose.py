@@ -1,0 +1,149 @@
+"""The choice of precisions on a small network, with times that the test sets."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retune.compiler.core.target import Target
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Graph, Value
+from retune.compiler.graph.pipeline import prepare
+from retune.compiler.graph.precision.assign import Assign
+from retune.compiler.graph.precision.layers import BFLOAT16, DYNAMIC, FLOAT32, INT8, Assignment
+from retune.compiler.tune.precision import choose as module
+from retune.compiler.tune.precision.bench import Bench, owners_of, run, times_of_layers
+from retune.compiler.tune.precision.choose import choose
+from retune.compiler.tune.precision.request import PrecisionChoice, PrecisionRequest
+from retune.compiler.tune.precision.sensitivity import Sensitivity
+
+SPEED = {FLOAT32: 4.0, BFLOAT16: 2.0, INT8: 1.0, DYNAMIC: 1.5, "int8-weights": 5.0}
+
+
+def network() -> Graph:
+    rng = np.random.default_rng(0)
+    builder, x = GraphBuilder("mlp", [Value("x", (4, 32), "float32")]), "x"
+    for _ in range(3):
+        kernel = builder.constant((rng.standard_normal((32, 32)) / 6).astype(np.float32), "w")
+        x = builder.emit("relu", [builder.emit("dense", [x, kernel])])
+    return prepare(builder.finish({"y": x}))
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(network(), Target.host(), 1)
+
+
+def samples(count: int = 4) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(1)
+    return [rng.standard_normal((4, 32)).astype(np.float32) for _ in range(count)]
+
+
+def of_form(executor: Any) -> str:
+    """The precision of most layers of a compiled network."""
+    dtypes = {buffer.dtype for buffer in executor.network.plan.buffers}
+    return INT8 if dtypes & {"int8", "uint8"} else BFLOAT16 if "bfloat16" in dtypes else FLOAT32
+
+
+@pytest.fixture
+def set_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers take the times in SPEED; a network takes less the more bytes or halves it has."""
+
+    def times(forms: Mapping[str, Any], layers: Sequence[str]) -> dict[str, dict[str, float]]:
+        return {form: dict.fromkeys(layers, SPEED.get(form, 1.0)) for form in forms}
+
+    monkeypatch.setattr(module, "times_of_layers", times)
+
+    def seconds(executor: Any) -> float:
+        return SPEED[of_form(executor)]
+
+    monkeypatch.setattr(module, "seconds_of", seconds)
+
+
+@pytest.mark.parametrize("precision", [BFLOAT16, INT8])
+def test_one_precision_takes_all_layers(bench: Bench, precision: str) -> None:
+    chosen = choose(bench, PrecisionRequest(precision, calibrate=samples()))
+    assert [layer.precision for layer in chosen.layers] == [precision] * 3
+    assert 0.0 < chosen.error < 0.05
+    assert not chosen.note
+    assert PrecisionChoice.from_json(json.loads(json.dumps(chosen.to_json()))) == chosen
+
+
+@pytest.mark.usefixtures("set_times")
+@pytest.mark.parametrize(("tolerance", "fastest"), [(0.3, {INT8}), (0.004, {BFLOAT16, FLOAT32})])
+def test_auto_takes_the_fastest_within_the_tolerance(bench: Bench, tolerance: float, fastest: set[str]) -> None:
+    chosen = choose(bench, PrecisionRequest("auto", tolerance, calibrate=samples()))
+    assert {layer.precision for layer in chosen.layers} <= fastest
+    assert chosen.error <= tolerance
+    # Measured again, the outputs are as far as the choice says.
+    made, exact = bench.compile_form(chosen.assignment), bench.compile_form(Assignment())
+    sample = {"x": samples()[-1]}
+    (a,), (b,) = run(made, sample), run(exact, sample)
+    assert np.abs(a - b).max() / np.abs(b).max() == pytest.approx(chosen.error, rel=1e-6)
+    seconds = [saved for _, saved in chosen.curve]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+@pytest.mark.usefixtures("set_times")
+def test_auto_returns_float32_where_nothing_holds(bench: Bench) -> None:
+    chosen = choose(bench, PrecisionRequest("auto", 1e-7, calibrate=samples()))
+    assert {layer.precision for layer in chosen.layers} == {FLOAT32}
+    assert chosen.note == "mlp stays in float32: no layer can leave float32 within the tolerance of 0.00% (largest)"
+
+
+def test_auto_returns_float32_where_nothing_is_faster(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def times(forms: Mapping[str, Any], layers: Sequence[str]) -> dict[str, dict[str, float]]:
+        return {form: dict.fromkeys(layers, 1.0) for form in forms}
+
+    monkeypatch.setattr(module, "times_of_layers", times)
+    chosen = choose(bench, PrecisionRequest("auto", 0.3, calibrate=samples()))
+    assert chosen.note == "mlp stays in float32: no layer is faster in bfloat16 or int8 than in float32 here"
+
+
+@pytest.mark.usefixtures("set_times")
+@pytest.mark.parametrize("metric", ["mean", "cosine", "top1", lambda *_: 0.0])
+def test_auto_holds_every_metric(bench: Bench, metric: Any) -> None:
+    chosen = choose(bench, PrecisionRequest("auto", 0.05, metric, samples()))
+    assert chosen.error <= 0.05
+    assert {layer.precision for layer in chosen.layers} != {FLOAT32}
+
+
+def test_errors_of_single_layers_are_those_of_networks_with_one_such_layer(bench: Bench) -> None:
+    names = [f"{node.output}" for node in bench.graph.nodes if node.op == "dense"]
+    ranges = dict.fromkeys(bench.graph.values, (-4.0, 4.0))
+    values = [{"x": sample} for sample in samples(2)]
+    units = [(name,) for name in names]
+    found = Sensitivity(bench, ranges, "largest", values).measure({BFLOAT16: units, INT8: units})
+    for (unit, form), error in found.items():
+        made = bench.compile_form(Assignment(dict.fromkeys(unit, form), ranges))
+        apart = []
+        for sample in values:
+            (a,), (b,) = run(made, sample), run(bench.float32(), sample)
+            apart.append(np.abs(a - b).max() / np.abs(b).max())
+        assert error == pytest.approx(max(apart), rel=1e-3), (unit, form)
+
+
+def test_a_quantized_network_is_taken_as_it_is(bench: Bench) -> None:
+    quantized = choose(bench, PrecisionRequest(INT8, calibrate=samples())).assignment
+    graph = Assign(quantized).apply(bench.graph)
+    chosen = choose(Bench(graph, Target.host(), 1), PrecisionRequest(INT8))
+    assert chosen.note == "mlp is quantized already: it is taken as it is"
+    assert not chosen.layers
+
+
+def test_every_layer_has_a_time_in_every_form(bench: Bench) -> None:
+    names = [node.output for node in bench.graph.nodes if node.op == "dense"]
+    ranges = dict.fromkeys(bench.graph.values, (-4.0, 4.0))
+    forms = {form: bench.compile_form(Assignment(dict.fromkeys(names, form), ranges)) for form in SPEED}
+    times = times_of_layers(forms, names)
+    assert all(times[form].keys() == {*names} for form in SPEED), times
+
+
+def test_a_kernel_belongs_to_the_layers_that_it_computes() -> None:
+    known = frozenset({"a", "b"})
+    assert owners_of("a + relu + operand of b", known) == ["a"]
+    assert owners_of("operand of b + cast", known) == ["b"]
+    assert owners_of("a + softmax + b", known) == ["a", "b"]
+    assert owners_of("relu", known) == []
