@@ -1,6 +1,7 @@
 """The functions of `import retune` that compile: compile, tune, export, profile, explain."""
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -20,10 +21,11 @@ from retune.compiler.runtime.atomic_write import require_writable
 from retune.compiler.runtime.executor.library import Library
 from retune.compiler.runtime.paths import path_of
 from retune.compiler.tune.explain import Explanation
-from retune.compiler.tune.extract import ExtractedNetwork, extract_network
+from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork, extract_network
+from retune.compiler.tune.precision.request import Metric, PrecisionRequest
 from retune.compiler.vm import compiler as vm_compiler
 from retune.flows.cli.commands.arguments import home_of
-from retune.flows.cli.commands.compile import HOST
+from retune.flows.cli.commands.compile import HOST, choose_precisions
 from retune.flows.cli.commands.export import export_model
 from retune.flows.cli.kernel_explainer import KernelExplainer
 from retune.flows.parameters import TuneJob
@@ -34,6 +36,8 @@ from retune.storage.runs import RunInfo, RunLedger
 from retune.storage.store_url import Place
 from retune.tasks.find_programs import find_programs
 from retune.tuning import run_tuning
+
+_log = logging.getLogger(__name__)
 
 EFFORTS = {"quick": 16, "standard": 64, "thorough": 256}
 """Trials for each tuning task of a network, by the name of the effort. 64 are one round of a task, Ansor's batch; four
@@ -49,14 +53,21 @@ def compile(
     threads: int | None = None,
     target: str | None = None,
     store: str | Path | None = None,
+    precision: str | None = None,
+    tolerance: float | None = None,
+    metric: str | Metric | None = None,
+    calibrate: Any = None,
     **kwargs: Any,
 ) -> Network:
-    """Compile a model with the best programs that the store has for this machine; nothing is measured.
+    """Compile a model with the best programs that the store has for this machine; only precision "auto" measures.
 
     `model` is a `torch.nn.Module`, with example inputs in `args` and `kwargs`; an ONNX model, its bytes or its path; or
     a name of the zoo. `shapes` fixes dynamic inputs of an ONNX model, by name; with `dynamic` they stay dynamic, and
     the network compiles its kernels when it first sees a shape. `threads` are all cores unless given. `store` is the
-    state folder, ./.retune unless given, or a URL.
+    state folder, ./.retune unless given, or a URL. `precision` is "float32", "bfloat16", "int8" or "auto", with which
+    the error of the outputs stays within `tolerance` (0.01) by `metric`: "largest", "mean", "cosine", "top1" or a
+    function of the outputs and those in float32. `calibrate` are samples of the inputs: the path of a `.npz` or of a
+    folder of them, or an iterable of dictionaries or arrays. The precision of each layer is `network.precision`.
     Raises: ModelError when the model cannot be imported; OptionError, TargetError, StoreError.
     """
     home = home_of(None if store is None else str(store))
@@ -67,8 +78,14 @@ def compile(
             raise OptionError("shapes fix dynamic inputs: leave them out, or leave out dynamic=True")
         executable = vm_compiler.compile(known.source, target or HOST, threads=count)
         return Network(executable, known.signature)
-    options = TuneOptions.of(config.load(), target=target)
-    extracted = extract_network(known.source, options.target or HOST, count, _shape_texts(shapes), options.winograd)
+    name = metric if isinstance(metric, str) else None
+    options = TuneOptions.of(config.load(), target=target, precision=precision, tolerance=tolerance, metric=name)
+    request = PrecisionRequest.of(options, metric=metric if callable(metric) else None, calibrate=calibrate)
+    imported = ImportedNetwork(known.source, _shape_texts(shapes))
+    choice = choose_precisions(imported, request, options, count, home)
+    if choice is not None and choice.note:
+        _log.warning("%s", choice.note)
+    extracted = imported.extract(options.target or HOST, count, options.winograd)
     best, others = find_programs(extracted, home, None)
     explainer = KernelExplainer(extracted, best, home)
     with telling_nothing():
@@ -82,7 +99,7 @@ def compile(
             others=others,
             release=True,
         )
-    return Network(Library(network), known.signature, explainer)
+    return Network(Library(network), known.signature, explainer, choice)
 
 
 def tune(

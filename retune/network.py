@@ -32,6 +32,7 @@ from retune.compiler.runtime.readable import count, html_table, milliseconds
 
 if TYPE_CHECKING:
     from retune.compiler.driver.onnx_export import ExportedModel
+    from retune.compiler.tune.precision.request import PrecisionChoice
     from retune.compiler.vm.executable import Executable
     from retune.compiler.vm.machine import VirtualMachine
     from retune.flows.cli.kernel_explainer import KernelExplainer
@@ -132,7 +133,10 @@ class Network:
         program: "Library | Executable",
         signature: Signature | None = None,
         explainer: "KernelExplainer | None" = None,
+        precision: "PrecisionChoice | None" = None,
     ) -> None:
+        self.precision = precision
+        """The precision of each layer, and the error of the outputs; None in float32, and for a file."""
         self.explainer = explainer
         """What `retune.explain` asks; None for a network from a file."""
         self._program = program

@@ -44,6 +44,12 @@ def find_programs(
     return programs, others
 
 
+def best_programs(home: Place, target: str, threads: int) -> dict[str, TaskProgram]:
+    """The fastest measured program of every task on the CPU of this machine, by task key. Raises: StoreError."""
+    fastest = ParquetRecordStore(home).best_per_task(target=target, device=config.device_name(), threads=threads)
+    return {key: TaskProgram.of(record) for key, record in fastest.items()}
+
+
 def _newest(records: Iterable[MeasureRecord]) -> MeasureRecord | None:
     """The newest confirmation among the records of the ways to compute one layer."""
     confirmations = (record for record in records if record.is_confirmation)

@@ -160,6 +160,21 @@ class TuneOptions(SchedulerOptions):
         choices=("auto", "cached", "memory"),
     )  # fmt: skip
     winograd: bool = option(True, "whether Winograd's transforms are tried for 3x3 convolutions of stride 1", NETWORK)
+    precision: str = option(
+        "float32", "precision of products and convolutions: float32, bfloat16, int8, or auto, which measures", NETWORK,
+        choices=("float32", "bfloat16", "int8", "auto"),
+    )  # fmt: skip
+    tolerance: float | None = option(
+        None, "largest error of the outputs with precision auto, as a share; 0.01 when unset", NETWORK,
+        least=1e-6, most=0.5,
+    )  # fmt: skip
+    metric: str = option(
+        "largest", "that error: largest or mean difference, cosine distance, or top1, the share of changed top classes",
+        NETWORK, choices=("largest", "mean", "cosine", "top1"),
+    )  # fmt: skip
+    calibrate: str | None = option(
+        None, "samples of the inputs for precisions, a .npz or a folder of them; random inputs when unset", NETWORK
+    )
     threads: int | None = option(
         None, "threads that a network is tuned for; all cores when unset", MACHINE, least=1, most=4096
     )

@@ -14,7 +14,9 @@ from retune.compiler.frontend.network import load_network
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition.partition import Partition, partition
 from retune.compiler.graph.partition.winograd import winograd_for
-from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.pipeline import optimize, prepare
+from retune.compiler.graph.precision.assign import Assign
+from retune.compiler.graph.precision.layers import Assignment
 from retune.compiler.schedule.task import SearchTask
 
 
@@ -72,12 +74,13 @@ class ImportedNetwork:
     `image=1,3,224,224`. It has slots as `Extracted` has.
     """
 
-    __slots__ = ("_begun", "_graph", "network", "shapes")
+    __slots__ = ("_assignment", "_begun", "_graph", "network", "shapes")
 
     def __init__(self, network: str, shapes: Sequence[str] = ()) -> None:
         self.network = network
         self.shapes = dict(map(parse_shape, shapes))
         self._graph: Graph | None = None
+        self._assignment = Assignment()
         self._begun: tuple[tuple[str, int, bool], Future[ExtractedNetwork]] | None = None
 
     def __str__(self) -> str:
@@ -91,6 +94,14 @@ class ImportedNetwork:
             hardware_of(Target(target), 1)
         if self.shapes or self.network not in zoo.NAMES:
             self._graph = load_network(self.network, shapes=self.shapes)
+
+    def prepared(self) -> Graph:
+        """The graph in the form in which precisions are assigned. Raises: ModelError."""
+        return prepare(self._imported())
+
+    def assign(self, assignment: Assignment) -> None:
+        """Compute layers in these precisions from the next `extract` on."""
+        self._assignment, self._begun = assignment, None
 
     def begin(self, target: str, threads: int, winograd: bool) -> None:
         """Begin in a thread what the next `extract` with these arguments returns."""
@@ -108,9 +119,14 @@ class ImportedNetwork:
         return begun[1].result() if begun and begun[0] == asked else self._extract(*asked)
 
     def _extract(self, target: str, threads: int, winograd: bool) -> ExtractedNetwork:
-        machine = Target(target)
+        graph = self._imported()
+        if self._assignment.layers:
+            graph = Assign(self._assignment).apply(prepare(graph))
+        return extract_part(self.network, graph, Target(target), threads, winograd)
+
+    def _imported(self) -> Graph:
         self._graph = self._graph or load_network(self.network, shapes=self.shapes)
-        return extract_part(self.network, self._graph, machine, threads, winograd)
+        return self._graph
 
 
 def extract_network(

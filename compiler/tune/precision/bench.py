@@ -17,7 +17,7 @@ from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.precision.assign import OPERAND_OF, Assign
 from retune.compiler.graph.precision.layers import Assignment
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.executor.executors import executor_of
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
@@ -39,7 +39,7 @@ class Bench:
     target: Target
     threads: int
     winograd: bool = True
-    best: Mapping[str, BestProgram] = field(default_factory=dict)
+    best: Mapping[str, TaskProgram] = field(default_factory=dict)
     kernels: dict[tuple[str, str], KernelArtifact] = field(default_factory=dict)
     _exact: GraphExecutor | None = None
 

@@ -12,9 +12,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from retune.compiler.core.errors import OptionError
 from retune.compiler.core.target import Target
-from retune.compiler.frontend.network import load_network
-from retune.compiler.graph.pipeline import prepare
 from retune.compiler.graph.precision.layers import (
     FLOAT32,
     FORMS,
@@ -25,8 +24,9 @@ from retune.compiler.graph.precision.layers import (
     layers_of,
 )
 from retune.compiler.measure.processes.device_lock import device_lock
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.precision.bench import Bench, kernels_together, run, seconds_of, times_of_layers
 from retune.compiler.tune.precision.calibrate import METHODS, Ranges, collect_ranges
 from retune.compiler.tune.precision.errors import error_of
@@ -46,18 +46,24 @@ _CURVE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 
 def choose_for_network(
-    network: str,
-    shapes: Mapping[str, Sequence[int]],
+    network: ImportedNetwork,
     request: PrecisionRequest,
     target: str,
     threads: int,
     winograd: bool,
-    best: Mapping[str, BestProgram],
-    seed: int,
+    best: Mapping[str, TaskProgram],
+    seed: int = 0,
 ) -> PrecisionChoice:
-    """As `choose`, of a name of the zoo or the path of an ONNX file."""
-    bench = Bench(prepare(load_network(network, shapes=shapes)), Target(target), threads, winograd, best)
-    return choose(bench, request, seed)
+    """As `choose`, for a target with so many threads; `best` are the best known programs by workload key.
+
+    Raises: OptionError for a GPU.
+    """
+    machine = Target(target)
+    if not machine.traits.uses_threads:
+        raise OptionError(f"precision {request.precision} is for CPUs: leave out the target {target}, or the precision")
+    # Other CPUs than this are compiled for, but only what runs here can be measured.
+    here = machine if request.precision == AUTO else Target.host()
+    return choose(Bench(network.prepared(), here, threads, winograd, best), request, seed)
 
 
 def choose(bench: Bench, request: PrecisionRequest, seed: int = 0) -> PrecisionChoice:
@@ -74,6 +80,7 @@ def choose(bench: Bench, request: PrecisionRequest, seed: int = 0) -> PrecisionC
     if any(value.dtype == "float32" and not value.size for value in bench.graph.values.values()):
         return replace(made, note=f"{bench.graph.name} has values without elements: it stays in float32")
     samples, held_out = hold_out(read_samples(request.calibrate, bench.graph, seed))
+    made = replace(made, warning="" if request.calibrate is not None else _RANDOM.format(bench.graph.name))
     if request.precision == AUTO:
         with device_lock():
             return _Auto(bench, request, made, layers, samples, held_out).choose()
@@ -103,6 +110,11 @@ def _best_ranges(bench: Bench, assignment: Assignment, request: PrecisionRequest
         for method in METHODS
     }
     return by_method[min(METHODS, key=lambda method: errors[method])]
+
+
+_RANDOM = (
+    "{}: ranges and errors are those of random inputs, since there are no samples: give some, by --calibrate FILE.npz"
+)
 
 
 @dataclass(slots=True)

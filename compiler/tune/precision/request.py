@@ -73,7 +73,7 @@ class LayerChoice:
 class PrecisionChoice:
     """The precision of every layer. `error` is that of the outputs by `metric` on held-out inputs; the seconds are of
     the whole network, None where it was not timed; `curve` has the predicted seconds at each tolerance; `note` is a
-    sentence where the network is not what was asked for.
+    sentence where the network is not what was asked for, `warning` where the samples are random.
     """
 
     precision: str
@@ -86,6 +86,7 @@ class PrecisionChoice:
     seconds: float | None = None
     curve: tuple[tuple[float, float], ...] = ()
     note: str = ""
+    warning: str = ""
 
     @property
     def assignment(self) -> Assignment:

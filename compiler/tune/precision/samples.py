@@ -1,7 +1,6 @@
 """Samples of a network's inputs: from files of NumPy, from Python, or drawn at random."""
 
 import itertools
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from retune.compiler.core.errors import OptionError
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.readable import count
-
-_log = logging.getLogger(__name__)
 
 Sample = Mapping[str, Array]
 
@@ -30,16 +27,12 @@ _HELD_OUT = 4
 def read_samples(calibrate: Any, graph: Graph, seed: int) -> tuple[Sample, ...]:
     """The samples in `calibrate`: the path of a `.npz` or of a folder of them, or an iterable of dictionaries, of
     sequences in the order of the inputs, or of arrays for a network with one input. An array has the shape of its
-    input, or a further first axis of samples. None: random inputs, with a warning.
+    input, or a further first axis of samples. None: random inputs.
 
     Raises: OptionError with the name of the input and what is wrong.
     """
     if calibrate is None:
         rng = np.random.default_rng(seed)
-        _log.warning(
-            "%s: no samples to calibrate with: ranges and errors are those of random inputs; --calibrate takes a .npz",
-            graph.name,
-        )
         return tuple(_drawn(graph.inputs, rng) for _ in range(RANDOM))
     samples: list[Sample] = []
     for where, arrays in _entries(calibrate, graph):

@@ -3,6 +3,7 @@
 Nothing is measured and Prefect is not started; the flow `compile-network` times the best programs again.
 """
 
+import logging
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,12 +22,17 @@ from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
 from retune.compiler.runtime.executor.library import Library, require_suffix
 from retune.compiler.runtime.readable import count
-from retune.compiler.tune.extract import extract_network
+from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.operators import label_of
+from retune.compiler.tune.precision.choose import choose_for_network
+from retune.compiler.tune.precision.request import AUTO, PrecisionChoice, PrecisionRequest
 from retune.flows.cli.commands.arguments import Network, Shapes, Store, home_of, option_of
 from retune.flows.cli.commands.output import Json, Output, Quiet
 from retune.flows.parameters import add_options
-from retune.tasks.find_programs import find_programs, threads_of_records
+from retune.storage.store_url import Place
+from retune.tasks.find_programs import best_programs, find_programs, threads_of_records
+
+_log = logging.getLogger(__name__)
 
 HOST = "llvm"
 """The target of this machine."""
@@ -48,7 +54,9 @@ def compile_network(
     quiet: Quiet = False,
     **given: Any,
 ) -> None:
-    """Compile a network with the best records there are, measuring nothing. Prints which kernels have no record."""
+    """Compile a network with the best records there are; only `--precision auto` measures. Prints which kernels have no
+    record.
+    """
     output = Output(as_json, quiet)
     options = TuneOptions.of(config.load(), **given)
     machine = Target(options.target or HOST)
@@ -62,7 +70,9 @@ def compile_network(
     require_suffix(path)
     # Before the work, which takes minutes for a large network.
     require_writable(path)
-    extracted = extract_network(network, str(machine), threads, tuple(shape or ()), options.winograd)
+    imported = ImportedNetwork(network, tuple(shape or ()))
+    choice = choose_precisions(imported, PrecisionRequest.of(options), options, threads, home_of(store))
+    extracted = imported.extract(str(machine), threads, options.winograd)
     with ApplyHistoryBest(list(log or ())), telling_nothing():
         best, others = find_programs(extracted, home_of(store), gpu)
         compiled = compile_graph(
@@ -81,10 +91,33 @@ def compile_network(
     if counts:
         numbers = " and ".join(count(each, "thread") for each in counts)
         lines.insert(2, f"records of these kernels are for {numbers}: `--threads {counts[-1]}` uses them")
-    output.say("\n".join(lines), **coverage_fields(coverage), threads_of_records=counts, network=path)
+    told = coverage_fields(coverage)
+    if choice is not None:
+        lines.insert(0, choice.text())
+        told["precision"] = choice.to_json()
+    output.say("\n".join(lines), **told, threads_of_records=counts, network=path)
 
 
-add_options(compile_network, tune_options("threads", "target", "winograd"), option_of)
+add_options(
+    compile_network,
+    tune_options("threads", "target", "winograd", "precision", "tolerance", "metric", "calibrate"),
+    option_of,
+)
+
+
+def choose_precisions(
+    network: ImportedNetwork, request: PrecisionRequest, options: TuneOptions, threads: int, home: Place
+) -> PrecisionChoice | None:
+    """Assign precisions to the layers of a network; None for float32. Raises: OptionError."""
+    if request.is_float32:
+        return None
+    target = str(Target(options.target or HOST))
+    best = best_programs(home, target, threads) if request.precision == AUTO else {}
+    choice = choose_for_network(network, request, target, threads, options.winograd, best, options.seed)
+    if choice.warning:
+        _log.warning("%s", choice.warning)
+    network.assign(choice.assignment)
+    return choice
 
 
 def coverage_fields(coverage: CoverageReport) -> dict[str, Any]:
