@@ -162,7 +162,7 @@ def test_a_mistake_is_one_sentence(
 def test_a_file_that_cannot_be_written_is_refused_before_compiling(
     path: str, words: tuple[str, ...], folder: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_module, "extract_network", lambda *_: pytest.fail("the network was read"))
+    monkeypatch.setattr(compile_module, "ImportedNetwork", lambda *_: pytest.fail("the network was read"))
     said = refused("compile", "mlp", "-o", path)
     assert all(word in said for word in words)
     assert list(folder.iterdir()) == []

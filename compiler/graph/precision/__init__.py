@@ -1,1 +1,1 @@
-"""Precision of layers: which forms a layer has, and the rewrite of a graph that assigns one to each."""
+"""Precision of layers: the forms that a layer has, and the graph pass that assigns forms to layers."""

@@ -8,7 +8,7 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Attribute
 
 _TINY = 2.0**-100
-"""Least scale: a layer that reads zeros alone has one, too, and its reciprocal is finite."""
+"""Least scale, for values that are all zero: its reciprocal is finite."""
 MIDDLE = 128
 """Zero point of bytes whose scale is computed at run time: unsigned bytes times signed weights are fastest."""
 
@@ -37,7 +37,7 @@ class Bytes:
     @staticmethod
     def of(low: float, high: float, *, is_symmetric: bool = False) -> "Bytes":
         """The encoding of numbers between `low` and `high`, which always represents 0. Where nothing is negative, bytes
-        are unsigned with the zero point 0; else unsigned with another, or signed without one if `is_symmetric`.
+        are unsigned with the zero point 0; else unsigned with another, or signed with zero point 0 if `is_symmetric`.
         """
         low, high = min(low, 0.0), max(high, 0.0)
         if low < 0.0 and is_symmetric:

@@ -13,11 +13,12 @@ FORMS = (BFLOAT16, INT8, DYNAMIC, WEIGHTS)
 
 bfloat16      operands are rounded, sums are float32
 int8          bytes with scales that are known before the network runs, sums are int32
-int8-dynamic  as int8, but the scale of the activations is computed at run time; of a matrix, one for each row
+int8-dynamic  as int8, but the scale of the activations is computed at run time; each row of a matrix has its own
 int8-weights  weights are stored as bytes, all arithmetic is in float32
 """
 
 PRODUCTS = ("dense", "batch_matmul", "conv2d", "conv3d", "conv_transpose2d")
+_QUANTIZED = ("quantize", "dequantize", "qconv2d", "qdense", "qbatch_matmul")
 MOVES = ("reshape", "transpose", "slice", "concat", "max_pool2d")
 """Operators that move elements, or choose the largest: they commute with rounding."""
 
@@ -87,17 +88,17 @@ def _flops(graph: Graph, node: Node) -> float:
 
 def is_quantized(graph: Graph) -> bool:
     """Whether the network came with bytes to compute with."""
-    return any(node.op in ("quantize", "dequantize") or node.op.startswith("q") for node in graph.nodes)
+    return any(node.op in _QUANTIZED for node in graph.nodes)
 
 
 def values_read(graph: Graph) -> tuple[str, ...]:
     """The values whose ranges int8 needs: what layers read, and what moves of elements make these from."""
-    producers, found = graph.producers(), dict[str, None]()
+    producers, read = graph.producers(), dict[str, None]()
     stack = [name for layer in layers_of(graph) if INT8 in layer.forms for name in layer.operands]
     while stack:
         name = stack.pop()
-        if name not in found and name not in graph.constants:
-            found[name] = None
+        if name not in read and name not in graph.constants:
+            read[name] = None
             node = producers.get(name)
             stack += node.inputs if node is not None and node.op in MOVES else ()
-    return tuple(name for name in graph.values if name in found)
+    return tuple(name for name in graph.values if name in read)

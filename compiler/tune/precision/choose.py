@@ -38,7 +38,7 @@ from retune.compiler.tune.precision.sensitivity import Sensitivity, Unit
 _LEAST_GAIN = 0.97
 """A form must take at most this share of the time in float32; less is within the noise of timing."""
 _ATTEMPTS = 5
-"""Choices that are compiled before layers are repaired one by one."""
+"""Choices that are compiled before layers are repaired."""
 _SENSED = 2
 """Samples that errors of single layers are measured on."""
 _CURVE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -141,7 +141,7 @@ class _Auto:
         units = _units(self.layers, kernels_together(executors, names))
         del executors
         faster = {form: [unit for unit in units if self._is_faster(unit, form)] for form in FORMS}
-        faster = {form: found for form, found in faster.items() if found}
+        faster = {form: its for form, its in faster.items() if its}
         if not faster:
             return self._float32("no layer is faster in bfloat16 or int8 than in float32 here")
         sensed = self.request.metric if self.request.metric in ("largest", "mean", "cosine") else "mean"
@@ -282,7 +282,7 @@ class _Auto:
 
 
 def _units(layers: Sequence[Layer], together: Iterable[Sequence[str]]) -> list[Unit]:
-    """Layers in the groups whose precision is chosen together: matrix products with one operand in common, and layers
+    """Layers in the groups whose precision is chosen together: matrix products that share an operand, and layers
     that share a kernel.
     """
     parent = {layer.name: layer.name for layer in layers}

@@ -13,7 +13,7 @@ AUTO = "auto"
 TOLERANCE = 0.01
 """Largest error at the outputs that `auto` allows unless told otherwise."""
 _ALLOWED = {BFLOAT16: 0.2, INT8: 0.5}
-"""The same of a network that was asked for in one precision: only a wrong network is further off."""
+"""The same of a network in bfloat16 or int8: only a wrong network is further off."""
 
 Outputs = Sequence[Array]
 Metric = Callable[[Outputs, Outputs], float]
@@ -94,7 +94,7 @@ class PrecisionChoice:
         return Assignment({layer.name: layer.precision for layer in self.layers}, self.ranges or {})
 
     def text(self) -> str:
-        """One sentence for people."""
+        """A sentence for people."""
         if self.note:
             return self.note
         counts: dict[str, int] = {}

@@ -45,7 +45,7 @@ def read_samples(calibrate: Any, graph: Graph, seed: int) -> tuple[Sample, ...]:
 
 
 def hold_out(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]:
-    """Samples that ranges come from, and samples that errors are checked on; the same where there is one alone."""
+    """Samples that ranges come from, and samples that errors are checked on; the same where there is a single sample."""
     last = max(1, len(samples) // _HELD_OUT)
     return (samples[:-last], samples[-last:]) if len(samples) > 1 else (samples, samples)
 
@@ -112,7 +112,7 @@ def _split(where: str, arrays: Mapping[str, Any], graph: Graph) -> list[Sample]:
 
 
 def _checked(where: str, value: Value, given: Any) -> list[Array]:
-    """The arrays of an input, one a sample, in its type."""
+    """The array of an input in each sample, in its type."""
     array = np.asarray(given)
     shape = tuple(array.shape)
     is_batch = value.shape[:1] == (1,) and shape[1:] == value.shape[1:]

@@ -1,7 +1,7 @@
 """The error at the outputs that each layer causes alone in each precision.
 
-Two compiled graphs measure all layers: one computes the layers apart, in a precision, from operands in float32; the
-other is the float32 network with an input added to the result of every layer. The error of a layer, added there, runs
+Two compiled graphs measure all layers: the first computes the layers apart, in a precision, from operands in float32; the
+second is the float32 network with an input added to the result of every layer. The error of a layer, added there, runs
 through the rest of the network in float32.
 """
 
@@ -125,4 +125,4 @@ def _differences(
 ) -> dict[str, Array]:
     """What the results of layers in a precision differ by from those in float32."""
     made, exact = (run(executor, {new: values[name] for new, name in operands.items()}) for executor, operands in apart)
-    return {layer: one - other for layer, one, other in zip(layers, made, exact, strict=True)}
+    return {layer: rounded - wanted for layer, rounded, wanted in zip(layers, made, exact, strict=True)}
