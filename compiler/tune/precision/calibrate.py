@@ -1,7 +1,7 @@
 """Ranges of the values that int8 layers read, from runs of the float32 network on samples.
 
 least-error   the range, smaller by a factor, at which rounding and clipping together have the least squared error
-percentile    all but one in 10,000 values
+percentile    all values but the 10,000th part
 min-max       all values
 """
 
@@ -41,7 +41,7 @@ class _Histogram:
         self.counts = counts if self.counts is None else self.counts + counts
 
     def range(self, method: str) -> tuple[float, float]:
-        """The range by one of METHODS."""
+        """The range by a method of METHODS."""
         if method == "min-max" or self.counts is None or self.high <= self.low:
             return self.low, self.high
         edges = np.linspace(self.low, self.high, _BINS + 1)

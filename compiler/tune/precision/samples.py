@@ -21,7 +21,7 @@ RANDOM = 8
 MOST = 64
 """Most samples that are used: more change ranges little, and cost time."""
 _HELD_OUT = 4
-"""One in so many samples is held out, at least one where there are several."""
+"""The last fourth of the samples is held out, at least one sample where there are several."""
 
 
 def read_samples(calibrate: Any, graph: Graph, seed: int) -> tuple[Sample, ...]:
