@@ -31,6 +31,8 @@ except ImportError:  # a large package that nothing else here needs
     torch = None
 
 SESSION, OPENVINO, EAGER, COMPILED = "onnxruntime", "openvino", "torch", "torch-compiled"
+OPENVINO_DEFAULT = "openvino-default"
+"""OpenVINO in the precision that it takes by itself, bfloat16 where the CPU has it; `OPENVINO` is float32."""
 EXPORTED = "onnxruntime-retune"
 """A network that we have exported to ONNX Runtime."""
 
@@ -81,7 +83,7 @@ def export_torch(model: Path, path: Path) -> None:
 
 
 def time_networks(files: Mapping[str, Path], inputs: Arrays, threads: int) -> list[NetworkPeer]:
-    """Time each contender on its file: `SESSION`, `OPENVINO` and those of `onnx_peers` an ONNX file, `EXPORTED` and
+    """Time each contender on its file: `SESSION`, OpenVINO and those of `onnx_peers` an ONNX file, `EXPORTED` and
     `BOUND` one with its library beside it, `EAGER` and `COMPILED` one of `export_torch`, all others compiled networks
     of ours.
 
@@ -136,8 +138,8 @@ def contender(backend: str, path: Path, inputs: Arrays, threads: int) -> tuple[R
         if backend == BOUND:
             return session.bind(inputs), lambda: session.run(inputs)
         return lambda: session.run(inputs), lambda: session.run(inputs)
-    if backend == OPENVINO:
-        peer = OpenVino(str(path), threads)
+    if backend in (OPENVINO, OPENVINO_DEFAULT):
+        peer = OpenVino(str(path), threads, is_float32=backend == OPENVINO)
         return lambda: peer.run(inputs), lambda: peer.run(inputs)
     if backend in onnx_peers.installed():
         other = onnx_peers.load(backend, path, inputs, threads)

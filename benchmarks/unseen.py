@@ -5,7 +5,7 @@
 `--count` architectures are drawn by `--seed` from timm's list, without those of `benchmarks.torch_models` and those
 with more than 100 million parameters. Each runs on seeded random weights and one image of its own size. `--seconds` is
 what a command may take, the comparison at its end included. A line per contender: its latency in ms; one for the
-seconds of the command. What fails gets a line with the reason (`failure`).
+seconds of the command. The best peer is that of float32. What fails gets a line with the reason (`failure`).
 """
 
 import json
@@ -20,6 +20,7 @@ from typing import Any
 import retune
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.torch_models import ARCHITECTURES, declare_operators, make_timm
+from retune.compiler.tune.compare import OPENVINO, REFERENCE
 
 _MOST_PARAMETERS = 100_000_000
 _OURS = ("untuned", "tuned")
@@ -67,7 +68,8 @@ def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
             return
         seconds = time.perf_counter() - began
     times = {one["name"]: one["seconds"] for one in comparison["contenders"]}
-    peers = [each for contender, each in times.items() if contender not in _OURS]
+    # Those that compute in float32, as ours does.
+    peers = [latency for contender, latency in times.items() if contender in (REFERENCE, OPENVINO)]
     if peers:
         details |= {f"{ours}_of_best_peer": round(min(peers) / times[ours], 3) for ours in _OURS}
     for one in comparison["contenders"]:

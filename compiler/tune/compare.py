@@ -34,7 +34,8 @@ from retune.compiler.tune.onnx_runtime import OnnxRuntime, is_installed
 from retune.compiler.tune.report import ROUGH, TOLERANCE, Comparison, Contender
 
 REFERENCE = "ONNX Runtime"
-OPENVINO = "OpenVINO"
+OPENVINO, OPENVINO_DEFAULT = "OpenVINO float32", "OpenVINO default ({precision})"
+"""OpenVINO in float32, and in the precision that it takes by itself, where that is another."""
 # The minimum of 25 passes meets a quiet moment on most machines; slow networks end after `_TOTAL_SECONDS`.
 _PASSES = 25
 _AGREEING, _AGREEMENT = 3, 1.03
@@ -86,14 +87,20 @@ class _Peers:
         return inputs
 
     def add_openvino(self, inputs: Inputs) -> None:
-        """Run OpenVINO on `inputs` where it is installed and can run the model."""
-        if openvino.is_installed():
-            try:
-                peer = openvino.OpenVino(self.model, self.threads, self.instances)
-                self.outputs[OPENVINO] = peer.run(inputs)
-                self.runs[OPENVINO] = [partial(peer.run, inputs, number) for number in range(self.instances)]
-            except MeasureError as error:
-                self.notes.append(str(error))
+        """Run OpenVINO on `inputs` in float32, and in its default precision, where it is installed and can run the
+        model.
+        """
+        if not openvino.is_installed():
+            return
+        try:
+            for name, is_float32 in ((OPENVINO, True), (OPENVINO_DEFAULT, False)):
+                peer = openvino.OpenVino(self.model, self.threads, self.instances, is_float32=is_float32)
+                if is_float32 or peer.precision != "f32":
+                    label = name.format(precision=peer.precision)
+                    self.outputs[label] = peer.run(inputs)
+                    self.runs[label] = [partial(peer.run, inputs, number) for number in range(self.instances)]
+        except MeasureError as error:
+            self.notes.append(str(error))
 
     def judge(
         self, outputs: Mapping[str, Outputs], networks: Collection[str], inputs: Inputs, tolerances: tuple[float, float]

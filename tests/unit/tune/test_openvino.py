@@ -1,10 +1,14 @@
 """OpenVINO computes what ONNX Runtime does, and what it cannot read is one sentence."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from retune import compiler
 from retune.compiler.core.errors import MeasureError
 from retune.compiler.frontend import zoo
+from retune.compiler.tune.compare import OPENVINO, OPENVINO_DEFAULT, REFERENCE, compare_networks
 from retune.compiler.tune.onnx_runtime import OnnxRuntime
 from retune.compiler.tune.openvino import OpenVino
 from retune.compiler.tune.report import Comparison, Contender
@@ -16,6 +20,17 @@ def test_outputs_agree_with_onnx_runtime() -> None:
     inputs = {"input": np.random.default_rng(0).standard_normal((1, 24)).astype(np.float32)}
     (found,), (wanted,) = OpenVino(model, 1).run(inputs), OnnxRuntime(model, 1).run(inputs)
     np.testing.assert_allclose(np.asarray(found, np.float32), np.asarray(wanted, np.float32), rtol=1e-4, atol=1e-5)
+
+
+def test_its_default_precision_is_another_peer_where_it_is_not_float32(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    model = zoo.build("mlp", widths=(24, 32, 8))
+    pinned, free = (OpenVino(model.SerializeToString(), 1, is_float32=each) for each in (True, False))
+    assert pinned.precision == "f32"
+    wanted = {OPENVINO} | ({OPENVINO_DEFAULT.format(precision=free.precision)} if free.precision != "f32" else set())
+    network = compiler.build_network(model).network.save(tmp_path / "tuned.retune")
+    comparison = compare_networks({"tuned": network}, model.SerializeToString(), 1, 0)
+    assert {each.name for each in comparison.contenders} - {"tuned", REFERENCE} == wanted
 
 
 def test_a_model_that_is_none_is_refused_in_one_sentence() -> None:
