@@ -65,9 +65,7 @@ class Backend(Protocol):
         """`hardware` with the target's values for fields left at 0. Raises: TargetError as `describe`."""
         ...
 
-    def default_steps(self, dag: ComputeDAG, hardware: HardwareParams) -> tuple[Step, ...]:
-        """The steps of the default schedule on a machine with `hardware`."""
-        ...
+    def default_steps(self, dag: ComputeDAG, hardware: HardwareParams) -> tuple[Step, ...]: ...
 
     def build(self, task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
         """Compile a program. Raises: ScheduleError, LoweringError, TargetError."""

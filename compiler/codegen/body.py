@@ -60,7 +60,6 @@ class BodyEmitter(ExpressionEmitter):
                 self.bind(loop.var, counter).statement(loop.body)
 
     def vector_loop(self, loop: For) -> None:
-        """A loop over lanes."""
         plan = self.memo(plan_vector_loop, loop, self.subtarget.vector_bytes)
         if plan.iterations:
             base = Var(f"{loop.var.name}.base")

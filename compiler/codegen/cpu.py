@@ -164,6 +164,5 @@ def optimized_module(module: llvm.ModuleRef, target: Target, machine: llvm.Targe
 
 
 def emit_module(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> bytes:
-    """The object code of an optimized module."""
     code: bytes = machine.emit_object(module)
     return code

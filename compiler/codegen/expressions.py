@@ -23,7 +23,6 @@ class ExpressionEmitter(MemoryEmitter):
     """Writes the instructions of expressions."""
 
     def evaluate(self, expr: Expr) -> Value:
-        """Write the instructions of an expression."""
         match expr:
             case Const():
                 return Value(literal(expr.value, expr.dtype), 1, expr.dtype)
@@ -113,7 +112,6 @@ class ExpressionEmitter(MemoryEmitter):
         return Value(text, lanes, expr.dtype)
 
     def binary(self, expr: Binary) -> Value:
-        """Arithmetic, comparison or logic on scalars or vectors."""
         if expr.op is BinaryOp.ADD and isinstance(expr.rhs, Dot):
             return dot(self, expr.rhs, self.evaluate(expr.lhs))
         if expr.op is BinaryOp.ADD and expr.dtype in ("float32", "float64"):

@@ -96,7 +96,6 @@ class MemoryEmitter(Emitter):
         return cast(self.result, value, INDEX)
 
     def pointer_to(self, address: Address, buffer: Buffer) -> str:
-        """The pointer of an address."""
         if address.offset == 0:
             return address.pointer
         kind = memory_type(buffer.dtype)

@@ -60,19 +60,15 @@ class VectorBuilder:
         return result
 
     def add(self, lhs: Value, rhs: Value) -> Value:
-        """`lhs + rhs` of floats."""
         return self.binary("fadd", lhs, rhs)
 
     def sub(self, lhs: Value, rhs: Value) -> Value:
-        """`lhs - rhs` of floats."""
         return self.binary("fsub", lhs, rhs)
 
     def mul(self, lhs: Value, rhs: Value) -> Value:
-        """`lhs * rhs` of floats."""
         return self.binary("fmul", lhs, rhs)
 
     def div(self, lhs: Value, rhs: Value) -> Value:
-        """`lhs / rhs` of floats."""
         return self.binary("fdiv", lhs, rhs)
 
     def fma(self, factor: Value, multiplier: Value, addend: Value) -> Value:
@@ -111,15 +107,12 @@ class VectorBuilder:
         return self.emit(f"select {condition.typed}, {then.typed}, {otherwise.typed}", self.lanes, then.dtype)
 
     def both(self, lhs: Value, rhs: Value) -> Value:
-        """Where both conditions hold."""
         return self.binary("and", lhs, rhs)
 
     def either(self, lhs: Value, rhs: Value) -> Value:
-        """Where either condition holds."""
         return self.binary("or", lhs, rhs)
 
     def negate(self, condition: Value) -> Value:
-        """Where the condition does not hold."""
         return self.emit(f"xor {condition.typed}, {literal(True, 'bool', self.lanes)}", self.lanes, "bool")
 
     def at_most(self, value: Value, limit: float) -> Value:

@@ -41,7 +41,6 @@ class FunctionWriter:
         self._push_scope()
 
     def fresh(self, prefix: str = "v") -> str:
-        """A new value name."""
         return f"%{prefix}{next(self._numbers)}"
 
     def put(self, line: str) -> None:

@@ -166,7 +166,6 @@ class LoopBuilder:
         return [(i, self.call(i) if i in called else self.nest(i)) for i in sorted((*called, *nests))]
 
     def described(self, name: str, body: Stmt) -> LoopFunction:
-        """The kernel called `name` with `body`."""
         dag = self.state.dag
         params = tuple(map(self._buffer, (*dag.inputs, *dag.outputs)))
         workspace = tuple(

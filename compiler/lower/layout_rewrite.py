@@ -12,7 +12,8 @@ from retune.compiler.core.packing import Packing
 from retune.compiler.ir.expr import Expr, const
 from retune.compiler.ir.visit import transform
 from retune.compiler.lower.build_loops import build_loops
-from retune.compiler.lower.passes import PackConstants, SimplifyIndices
+from retune.compiler.lower.passes.pack_constants import PackConstants
+from retune.compiler.lower.passes.simplify_indices import SimplifyIndices
 from retune.compiler.schedule.dag import ComputeDAG, Node
 from retune.compiler.schedule.default.layout import (
     Digit,

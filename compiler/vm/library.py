@@ -20,8 +20,8 @@ from retune.compiler.runtime.archive import VM_EXECUTABLE, Archive, reject_damag
 from retune.compiler.runtime.arguments import is_thread_count
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
+from retune.compiler.runtime.executor.network import check_cpu
 from retune.compiler.runtime.paths import path_of
-from retune.compiler.runtime.threads.cpu_features import check_cpu
 
 KIND, VERSION = VM_EXECUTABLE, 4
 

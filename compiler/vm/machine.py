@@ -19,12 +19,11 @@ from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import Device, cpu, devices_in, gpus_among
 from retune.compiler.runtime.device import device as device_by_name
-from retune.compiler.runtime.executor.claims import Claims
+from retune.compiler.runtime.executor.claims import Claims, add_lock
 from retune.compiler.runtime.executor.debug_report import Report
 from retune.compiler.runtime.executor.executors import gpus_of
 from retune.compiler.runtime.executor.params import load_param_dict_from_file
 from retune.compiler.runtime.loader import load_kernels
-from retune.compiler.runtime.threads.locks import add_lock
 from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 from retune.compiler.vm.allocator import NAIVE, POOLED, allocator
 from retune.compiler.vm.callees import Callees

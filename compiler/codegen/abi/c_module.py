@@ -124,11 +124,9 @@ class CFunction:
         return self.builder.call(function, list(map(_constant, arguments, kinds)))
 
     def is_null(self, value: ir.Value) -> ir.Value:
-        """Whether a pointer is null."""
         return self.builder.icmp_unsigned("==", value, NULL)
 
     def equals(self, value: ir.Value, other: ir.Value | int) -> ir.Value:
-        """Whether two integers are equal."""
         return self.builder.icmp_unsigned("==", value, _constant(other, value.type))
 
     @contextmanager
@@ -165,7 +163,6 @@ class CFunction:
         builder.position_at_end(after)
 
     def ret(self, value: ir.Value | int | None = None) -> None:
-        """Return `value`, or nothing."""
         result = self.function.function_type.return_type
         if isinstance(result, ir.VoidType):
             self.builder.ret_void()

@@ -95,7 +95,6 @@ class ConstantTable:
         return table
 
     def write(self, ops: Sequence[CustomOp], path: Path) -> None:
-        """Write the block into a file."""
         with path.open("wb") as file:
             for place, op in enumerate(ops):
                 for number, array in op.network.constants.items():
@@ -239,7 +238,6 @@ class _Compute:
         return self.op.network.plan
 
     def write(self, name: str) -> ir.Function:
-        """The function, called `name`."""
         self._run = run = self.module.define(name, "ptr", "ptr, ptr")
         self._context = run.args[1]
         width = max((len(call.buffers) for call in self._plan.calls), default=0) + 1

@@ -38,7 +38,6 @@ class _Calls:
         self._call = self._call_by_name(self._drop_arguments())
 
     def write(self, call: ExternCall) -> None:
-        """Write the function of `call`."""
         module = self._module
         glue = module.define(call.symbol, "i32", "ptr", "hidden")
         values = glue.slot(LONG, 2 * max(1, len(call.args)))

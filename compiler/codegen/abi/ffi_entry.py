@@ -37,7 +37,6 @@ def entry_code(artifact: KernelArtifact, name: str, target: Target, order: Seque
 
 
 def entry_text(artifact: KernelArtifact, name: str, order: Sequence[int] | None = None) -> str:
-    """The entry as LLVM text."""
     order = range(len(artifact.args)) if order is None else order
     assert sorted(order) == list(range(len(artifact.args))), "every argument has its place"
     module = FfiModule()

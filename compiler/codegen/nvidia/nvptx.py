@@ -250,7 +250,6 @@ class _DeviceEmitter(BodyEmitter):
         return -(-count * item // VECTOR_BYTES) * VECTOR_BYTES // item
 
     def shuffle(self, stmt: Shuffle) -> None:
-        """Write the value of another thread of the warp."""
         value = shuffled(self.result, self.evaluate(stmt.value), stmt.distance, stmt.width, self.threads)
         stored = self.to_memory(value, stmt.buffer.dtype)
         pointer = self.pointer_to(self.locate(stmt.buffer, stmt.indices), stmt.buffer)

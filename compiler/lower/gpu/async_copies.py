@@ -29,7 +29,6 @@ class AsyncCopies:
     name: str = "async-copies"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with asynchronous copies."""
         loops = frozenset(name for name, _ in function.pipelines)
 
         def on_loop(loop: For, ranges: Ranges) -> Stmt | None:

@@ -133,7 +133,6 @@ class _Join:
 
     @property
     def own_partials(self) -> list[Expr]:
-        """The partial results of this thread."""
         return [Load(buffer, self.point) for buffer in self.partials]
 
     def over(self, extents: Sequence[int], stmt: Stmt) -> Stmt:

@@ -15,7 +15,7 @@ from retune.compiler.ir.rewrite import allocate, allocated, has_stmt, rewrite, s
 from retune.compiler.ir.stmt import Barrier, For, LoopFunction, LoopKind, Stmt, block, map_exprs
 from retune.compiler.ir.tensor_core import CommitGroup, Mma, WaitGroup
 from retune.compiler.ir.visit import substitute
-from retune.compiler.lower.gpu.multi_buffering import copies_of, select_copy
+from retune.compiler.lower.gpu.software_pipelining import copies_of, select_copy
 
 _SETS = 2
 """Fragments that are multiplied, and those loaded meanwhile."""
@@ -30,7 +30,6 @@ class DoubleBufferRegisters:
     name: str = "double-buffer-registers"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with its fragments ahead of their steps."""
         loops = frozenset(name for name, _ in function.pipelines)
         if not loops:
             return function
@@ -56,7 +55,6 @@ class _Steps:
     products: Stmt
 
     def ahead(self) -> Stmt:
-        """The loop with its fragments a step ahead."""
         # The prologue loads the first step of the first iteration.
         first: tuple[Stmt, ...] = (self.wait, Barrier(), self.lanes(self.loaded(const(0), 0)))
         body: list[Stmt] = [*self.started]

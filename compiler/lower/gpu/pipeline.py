@@ -24,7 +24,9 @@ from retune.compiler.lower.gpu.sum_loops import SumLoops
 from retune.compiler.lower.gpu.tensor_cores import TensorBuilder
 from retune.compiler.lower.gpu.virtual_threads import VirtualThreads
 from retune.compiler.lower.gpu.warpgroups import GroupBuilder
-from retune.compiler.lower.passes import LegalizeLoops, LoopPass, SimplifyIndices
+from retune.compiler.lower.passes import LoopPass
+from retune.compiler.lower.passes.legalize_loops import LegalizeLoops
+from retune.compiler.lower.passes.simplify_indices import SimplifyIndices
 from retune.compiler.lower.pipeline import finish_pass
 from retune.compiler.schedule.state import State
 

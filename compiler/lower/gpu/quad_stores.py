@@ -57,7 +57,6 @@ class _Lanes:
     apart: frozenset[Var]
 
     def inside(self, let: Let) -> "_Lanes":
-        """The lanes inside `let`."""
         match let.value:
             case Binary(BinaryOp.FLOORMOD, lhs, Const(value=by)) if (lhs, by) == (self.lane, QUAD):
                 return replace(self, quad=let.var, apart=self.apart | {let.var})

@@ -16,12 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from retune.compiler.core.errors import LoweringError
-from retune.compiler.ir.expr import Expr, const
-from retune.compiler.ir.rewrite import allocate, allocated, rewrite, statements_of
+from retune.compiler.ir.expr import Buffer, Expr, const
+from retune.compiler.ir.rewrite import allocate, allocated, redirect, rewrite, statements_of
 from retune.compiler.ir.stmt import Barrier, For, If, LoopFunction, Stmt, block, map_exprs
-from retune.compiler.ir.tensor_core import CommitGroup, ProxyFence, WaitGroup, WarpgroupMma, WarpgroupWait
+from retune.compiler.ir.tensor_core import CommitGroup, Exprs, ProxyFence, WaitGroup, WarpgroupMma, WarpgroupWait
 from retune.compiler.ir.visit import substitute
-from retune.compiler.lower.gpu.multi_buffering import copies_of, select_copy
 from retune.compiler.schedule.tensor_nests import TILES_WITHOUT_BREAK
 
 
@@ -114,3 +113,16 @@ def _of_warpgroups(
         CommitGroup(),
     )
     return block(*first, replace(loop, body=iteration), done)
+
+
+def copies_of(buffer: Buffer, count: int) -> Buffer:
+    return replace(buffer, shape=(count, *buffer.shape))
+
+
+def select_copy(stmt: Stmt, buffers: Sequence[Buffer], copy: Expr, count: int) -> Stmt:
+    """The statement with copy number `copy` of the `count` copies of each of the buffers."""
+
+    def rule(buffer: Buffer, indices: Exprs) -> tuple[Buffer, Exprs] | None:
+        return (copies_of(buffer, count), (copy, *indices)) if buffer in buffers else None
+
+    return redirect(stmt, rule)

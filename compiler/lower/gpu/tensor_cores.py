@@ -139,7 +139,6 @@ class TensorBuilder(KernelBuilder):
         return known(row // ROWS), known(column // COLUMNS), as_index(affine(element))
 
     def ranges(self) -> Ranges:
-        """The ranges of the variables of all loops."""
         ranges: dict[Var, tuple[int, int]] = {}
         for bounds in self.bounds.values():
             ranges.update((loop_var(loop.key), (0, fixed(loop.extent) - 1)) for loop in bounds.own)

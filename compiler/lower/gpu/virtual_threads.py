@@ -34,7 +34,6 @@ class VirtualThreads:
     name: str = "virtual-threads"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel without loops over virtual threads."""
         return replace(function, body=rewrite(function.body, {For: _expand}))
 
 

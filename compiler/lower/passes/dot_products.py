@@ -33,7 +33,6 @@ class DotProducts:
     name: str = "dot-products"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with dot products where its innermost reductions allow them."""
         return replace(function, body=rewrite_down(function.body, {For: self._on_loop})) if self.native else function
 
     def _on_loop(self, loop: For, _: Ranges) -> Stmt | None:

@@ -33,7 +33,6 @@ class FlipSignedness:
     name: str = "flip-signedness"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with tiles that the target's instructions compute."""
         return replace(function, body=rewrite(function.body, {Allocate: self._on_tile})) if self.native else function
 
     def _on_tile(self, stmt: Allocate) -> Stmt | None:

@@ -25,7 +25,6 @@ class PackConstants:
     pads: bool = True
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with `packings` filled in."""
         for param in function.params:
             if param.name in function.layout_free:
                 function = _packed(function, param, self.pads)

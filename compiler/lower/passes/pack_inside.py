@@ -20,7 +20,6 @@ class PackInside:
     name: str = "pack-inside"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel without `packings`."""
         params = {param.name: param for param in function.params}
         for name, packing in function.packings:
             # In the same order it would be a mere copy.

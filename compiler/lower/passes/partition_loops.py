@@ -57,7 +57,6 @@ class PartitionLoops:
     name: str = "partition-loops"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with guards only where they are needed."""
         if not has_stmt(If, function.body) and not any(map(_stores_choice, walk_stmt(function.body))):
             return function
         tops = statements_of(function.body)

@@ -31,7 +31,6 @@ class RegisterTiles:
     name: str = "register-tiles"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with accumulators where they fit."""
         rewriter = _Rewriter(dict(function.unroll_limits), self.vector_bytes)
         return replace(function, body=rewrite_down(function.body, rewriter.rules))
 

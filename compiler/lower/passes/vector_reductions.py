@@ -49,7 +49,6 @@ class VectorReductions:
     name: str = "vector-reductions"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with partial results in lanes."""
         return replace(function, body=rewrite_down(function.body, {For: _Rewriter(self.vector_bytes).on_loop}))
 
 

@@ -46,7 +46,6 @@ class WidenBuffers:
     name: str = "widen-buffers"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with such buffers in float32."""
         buffers = (*function.workspace, *(scope.buffer for scope in find_stmts(Allocate, function.body)))
         counts = {buffer: _Uses() for buffer in buffers if buffer.dtype in HALVES}
         if not counts:

@@ -29,7 +29,6 @@ class WidenFactors:
     name: str = "widen-factors"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with local copies of such factors."""
         return replace(function, body=rewrite_down(function.body, {For: _Factors().on_loop}))
 
 

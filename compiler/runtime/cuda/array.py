@@ -143,7 +143,6 @@ class DeviceArray:
         return self.device == other.device and max(self.address, other.address) < min(end, its)
 
     def mend(self) -> None:
-        """Restore the fences."""
         if self._piece is not None:
             self._open()
             for start, nbytes in self._fences():

@@ -1,12 +1,17 @@
-"""Detects threads that disturb each other between setting inputs, running and reading outputs.
+"""Locks of objects shared by threads; detects threads that disturb each other between set, run and read.
 
 The calls of one computation may come from several threads if one computation ends before the next begins: a lock, or
 any other order, is enough. Without order an input is replaced before a run has used it, or outputs before they are
-read; the next call of the thread that lost them raises.
+read; the next call of the thread that lost them raises. In a forked child all locks are free: the thread of the parent
+that holds one does not exist there.
 """
 
+import os
+import threading
 from collections.abc import Hashable
 from threading import get_ident
+from typing import Protocol
+from weakref import WeakSet
 
 from retune.compiler.core.errors import OptionError
 
@@ -68,3 +73,26 @@ class Claims:
             self._unread &= ~(1 << output)
             if thread != self._runner or not self._unread:  # another thread has taken over, or all is read
                 self._runner = None
+
+
+class Shared(Protocol):
+    """An object with a lock for reads and changes."""
+
+    lock: threading.RLock
+
+
+# Weak: an executor must be freed, with its memory, when its last user drops it.
+_OWNERS: WeakSet[Shared] = WeakSet()
+
+
+def add_lock(owner: Shared) -> None:
+    owner.lock = threading.RLock()
+    _OWNERS.add(owner)
+
+
+def _free_locks() -> None:
+    for owner in _OWNERS:
+        owner.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_free_locks)

@@ -96,7 +96,6 @@ class Report:
         return _aligned([_COLUMNS, tuple("-" * len(name) for name in _COLUMNS), *rows]) + "\n" + _aligned(configuration)
 
     def csv(self) -> str:
-        """The calls as comma-separated values, with a header."""
         text = io.StringIO()
         writer = csv.DictWriter(text, _COLUMNS, restval="", lineterminator="\n")
         writer.writeheader()

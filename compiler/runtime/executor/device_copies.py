@@ -101,7 +101,6 @@ class DeviceCopies:
         return self._host.arrays[number]
 
     def last_value(self, number: int) -> Array:
-        """The latest value of any buffer."""
         root = self._plan.buffers[number].storage
         memory = self._resident.get(root) or self.home(root)
         return self._host.arrays[number] if memory is self._host else _read(self._plan, memory, number)

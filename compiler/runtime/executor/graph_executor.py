@@ -16,7 +16,7 @@ from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import AnyArray, Device, device_of, on_gpu, same_device
 from retune.compiler.runtime.executor.argument_checks import check_fit, copy_to, parameter_names, position_of
 from retune.compiler.runtime.executor.binding import bind_calls, check_devices, order_steps
-from retune.compiler.runtime.executor.claims import Claims
+from retune.compiler.runtime.executor.claims import Claims, add_lock
 from retune.compiler.runtime.executor.device_copies import DeviceCopies
 from retune.compiler.runtime.executor.device_memory import DeviceMemory, MemoryUse
 from retune.compiler.runtime.executor.host_memory import HostFunction, HostMemory
@@ -26,7 +26,6 @@ from retune.compiler.runtime.executor.placement import HOST, place_copies
 from retune.compiler.runtime.executor.plan import READ_ONLY
 from retune.compiler.runtime.executor.timed_executor import TimedExecutor
 from retune.compiler.runtime.loader import Kernel, load_kernels
-from retune.compiler.runtime.threads.locks import add_lock
 
 
 class GraphExecutor(TimedExecutor):

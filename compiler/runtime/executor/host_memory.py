@@ -198,7 +198,6 @@ class HostMemory(DeviceMemory):
 
 
 def missing_kernel(plan: Plan, name: str) -> str:
-    """The message about a call of a missing kernel."""
     return f"plan {plan.name}: no kernel {name!r} is given"
 
 

@@ -9,6 +9,7 @@ The file is an archive (`retune.compiler.runtime.archive`) of
     constants/N.npy   the constant of buffer N, stored as its kernel reads it, so that it is used where it is mapped
 """
 
+import platform
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
 from retune.compiler.runtime.buffers import constant_array
 from retune.compiler.runtime.executor.plan import BufferKind, Plan
 from retune.compiler.runtime.kernel_row import KernelRow
-from retune.compiler.runtime.threads.cpu_features import check_cpu
+from retune.compiler.runtime.loader import host_features
 
 KIND, VERSION = "network", 2
 
@@ -44,7 +45,6 @@ class CompiledNetwork:
     _is_verified: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Take hold of the constants."""
         # Read-only from here on: executors, processes that map one file, and GPUs' copies all share these arrays.
         held = {number: constant_array(np.asarray(array)) for number, array in self.constants.items()}
         object.__setattr__(self, "constants", held)
@@ -123,6 +123,25 @@ def require_network(network: object) -> None:
 def check_machine(network: CompiledNetwork) -> None:
     """Check that this machine's CPU can run the network. Raises: ArtifactError."""
     check_cpu(f"network {network.plan.name}", network.metadata)
+
+
+def check_cpu(what: str, facts: Mapping[str, Any]) -> None:
+    """Check that code can run here: an instruction that the CPU lacks would end the process. `facts` has LLVM's
+    `triple`, the name `cpu`, and the features that the code `needs`.
+
+    Raises: ArtifactError that begins with `what`.
+    """
+    triple, needs = facts.get("triple", ""), facts.get("needs", ())
+    if not isinstance(triple, str) or not isinstance(needs, list | tuple) or not all(isinstance(n, str) for n in needs):
+        raise ArtifactError(f"{what} is damaged: it says {triple!r} and {needs!r} of the CPU that it needs")
+    kind, here = triple.partition("-")[0], platform.machine()
+    if kind not in ("", here) and not kind.startswith("nvptx"):
+        raise ArtifactError(f"{what} was compiled for {kind} CPUs; this machine's is {here}: compile it here")
+    # By features and not by CPU name: a newer CPU of another name runs the code as well.
+    missing = sorted(set(needs) - host_features())
+    if missing:
+        made_for = facts.get("cpu", "another CPU")
+        raise ArtifactError(f"{what} was compiled for {made_for}; this machine lacks {', '.join(missing)}")
 
 
 def network_parts(network: CompiledNetwork, *, with_code: bool = True) -> dict[str, object]:

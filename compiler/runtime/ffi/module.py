@@ -83,7 +83,6 @@ class Module(TimedFunctions):
 
     @property
     def imports(self) -> "tuple[Module, ...]":
-        """The modules searched for functions that this module lacks."""
         return tuple(self._imports)
 
     imported_modules = imports

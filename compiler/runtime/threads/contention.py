@@ -43,7 +43,6 @@ class ContentionMeter:
         return min(1.0, max(0.0, lost / max(elapsed_ns, 1)))
 
     def close(self) -> None:
-        """Close the kernel's files."""
         for file in self._files:
             os.close(file)
         self._files = []

@@ -16,7 +16,7 @@ from retune.compiler.graph.ir import Value
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.ir import trace
 from retune.compiler.ir.stmt import LoopFunction
-from retune.compiler.lower.passes import UnrollLocals
+from retune.compiler.lower.passes.unroll_locals import UnrollLocals
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 

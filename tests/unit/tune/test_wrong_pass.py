@@ -11,7 +11,8 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.ir.expr import Var, const
 from retune.compiler.ir.stmt import Block, For, Let, LoopFunction, LoopKind, Stmt, Store
-from retune.compiler.lower.passes import SimplifyIndices, UnrollLocals
+from retune.compiler.lower.passes.simplify_indices import SimplifyIndices
+from retune.compiler.lower.passes.unroll_locals import UnrollLocals
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from tests.support.wrong_pass import find_wrong_pass

@@ -3,7 +3,7 @@
 import pytest
 
 from retune.compiler.core.errors import LoweringError
-from retune.compiler.lower.passes import LegalizeLoops
+from retune.compiler.lower.passes.legalize_loops import LegalizeLoops
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, Split
 from tests.support.small_computations import doubled, loops

@@ -4,7 +4,7 @@ import pytest
 
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.core.target import HardwareParams
-from retune.compiler.lower.passes import LimitCode
+from retune.compiler.lower.passes.limit_code import LimitCode
 from retune.compiler.lower.pipeline import lower
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate

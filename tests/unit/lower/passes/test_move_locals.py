@@ -8,7 +8,7 @@ from retune.compiler.core.errors import LoweringError
 from retune.compiler.driver.build import build
 from retune.compiler.ir.stmt import Allocate, walk_stmt
 from retune.compiler.ir.verify import verify
-from retune.compiler.lower.passes import MoveLocals
+from retune.compiler.lower.passes.move_locals import MoveLocals
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Step

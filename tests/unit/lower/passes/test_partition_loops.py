@@ -9,8 +9,7 @@ from retune.compiler.driver.build import build_kernel
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.stmt import If, Store, walk_stmt
 from retune.compiler.ir.verify import verify
-from retune.compiler.lower.passes import PartitionLoops
-from retune.compiler.lower.passes.partition_loops import MAX_COPIES
+from retune.compiler.lower.passes.partition_loops import MAX_COPIES, PartitionLoops
 from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.dag import ComputeDAG

@@ -10,7 +10,7 @@ from retune.compiler.driver.build import build
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.stmt import Allocate, walk_stmt
 from retune.compiler.ir.verify import verify
-from retune.compiler.lower.passes import ReuseLocals
+from retune.compiler.lower.passes.reuse_locals import ReuseLocals
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import ComputeAt
 from tests.support.small_computations import loops

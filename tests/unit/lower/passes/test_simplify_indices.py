@@ -4,7 +4,7 @@ import pytest
 
 from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var
 from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store
-from retune.compiler.lower.passes import SimplifyIndices
+from retune.compiler.lower.passes.simplify_indices import SimplifyIndices
 
 ROW, COLUMN = Var("i", INDEX), Var("j", INDEX)
 
