@@ -29,6 +29,7 @@ from retune.compiler.runtime.executor.shared_library import is_shared_library
 from retune.compiler.runtime.kernel_row import NUMERIC, KernelRow, kernel_table
 from retune.compiler.runtime.paths import path_of
 from retune.compiler.runtime.readable import count, html_table, milliseconds
+from retune.compiler.runtime.timing import TimeEvaluator
 
 if TYPE_CHECKING:
     from retune.compiler.driver.onnx_export import ExportedModel
@@ -305,14 +306,14 @@ class _GraphCalls:
 
     def benchmark(self, repeat: int) -> float:
         # An executor of its own: that of a call may still write into the array that the call returned.
-        return self._create().benchmark(repeat=repeat, number=1, min_repeat_ms=1).median
+        return self._create().benchmark(TimeEvaluator(repeat=repeat, min_repeat_ms=1)).median
 
     def report(self, values: Sequence[Any] | None) -> NetworkReport:
         executor = self._create()  # as in `benchmark`
         for index, value in enumerate(values or ()):
             executor.set_input(index, _as_numpy(value))
         times = executor.profile()
-        latency = executor.benchmark(repeat=10, number=1, min_repeat_ms=1).median
+        latency = executor.benchmark(TimeEvaluator(repeat=10, min_repeat_ms=1)).median
         known = {row.name: row for row in self._library.network.coverage}
         sums: dict[str, list[float]] = {}
         for time in times:

@@ -55,12 +55,12 @@ def verify(
     `instances` that run at a time. With a plan that is done on the device of a fleet, with one instance; `gpu` is the
     number of this machine's GPU that the networks are for.
     """
+    model = network_bytes(network)
     if plan is not None:
-        return compare_on_device(FlowEngine(plan=plan), plan.device, compiled, network_bytes(network), threads, seed)
+        return compare_on_device(FlowEngine(plan=plan), plan.device, compiled, model, threads, seed)
     with device_lock(device_key(gpu)), WorkerProcess() as worker:
         # A fresh process: a network that crashes ends it alone, and no thread of the run disturbs the timing.
         compare = "retune.compiler.tune.compare:compare_networks"
-        model = network_bytes(network)
         comparison: Comparison = worker.call(compare, dict(compiled), model, threads, seed, instances)
     return comparison
 

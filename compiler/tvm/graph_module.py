@@ -20,7 +20,7 @@ from retune.compiler.runtime.ffi.host_array import HostArray
 from retune.compiler.runtime.ffi.registry import with_lent_arrays
 from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import Kernel
-from retune.compiler.runtime.timing import BenchmarkResult
+from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 
 if TYPE_CHECKING:
     from retune.compiler.runtime.ffi.packed_func import PackedFunc
@@ -224,17 +224,9 @@ class GraphModule:
         """
         for each in get_device(self.module, device)[0]:
             self.module.check_device(each)
-        return self.module.benchmark(
-            function=func_name,
-            repeat=repeat,
-            number=number,
-            min_repeat_ms=0.0 if min_repeat_ms is None else min_repeat_ms,
-            limit_zero_time_iterations=limit_zero_time_iterations,
-            cooldown_interval_ms=cooldown_interval_ms,
-            repeats_to_cooldown=repeats_to_cooldown,
-            end_to_end=end_to_end,
-            inputs=kwargs,
-        )
+        counts = (number, repeat, 0.0 if min_repeat_ms is None else min_repeat_ms, limit_zero_time_iterations)
+        evaluator = TimeEvaluator(*counts, cooldown_interval_ms, repeats_to_cooldown)
+        return self.module.benchmark(evaluator, function=func_name, end_to_end=end_to_end, inputs=kwargs)
 
 
 def _functions(

@@ -228,14 +228,8 @@ class VirtualMachine:
             if other not in (cpu(), *self.devices):
                 raise OptionError(f"this machine runs on {' and '.join(map(str, self.devices))}, not on {other}")
         self.set_input(func_name, *args, **kwargs)
-        evaluator = TimeEvaluator(
-            number=number,
-            repeat=repeat,
-            min_repeat_ms=0.0 if min_repeat_ms is None else min_repeat_ms,
-            cooldown_ms=cooldown_interval_ms,
-            repeats_to_cooldown=repeats_to_cooldown,
-            limit_zero_time_iterations=limit_zero_time_iterations,
-        )
+        counts = (number, repeat, 0.0 if min_repeat_ms is None else min_repeat_ms, limit_zero_time_iterations)
+        evaluator = TimeEvaluator(*counts, cooldown_interval_ms, repeats_to_cooldown)
         if not end_to_end:
             return evaluator(lambda: self.invoke(func_name))
         # Fresh copies each time, as a caller's arrays would be: reused ones would stay in the cache.

@@ -81,30 +81,25 @@ class TimedExecutor(TimedFunctions):
 
     def benchmark(
         self,
+        evaluator: TimeEvaluator,
         *,
         function: str = "run",
-        repeat: int = 5,
-        number: int = 5,
-        min_repeat_ms: float = 0.0,
-        limit_zero_time_iterations: int = 100,
-        cooldown_interval_ms: float = 0.0,
-        repeats_to_cooldown: int = 1,
         end_to_end: bool = False,
         inputs: Mapping[str, Array] | None = None,
     ) -> BenchmarkResult:
-        """Seconds per run, one entry per repeat.
+        """Seconds per run, one entry per repeat of `evaluator`.
 
         Inputs are set once and not timed, unless `end_to_end` asks to copy inputs in and outputs out with every run.
         `function` is what is timed, by the name it has as a function of a module.
-        Raises: OptionError when an argument makes no sense, or the function cannot be called without arguments;
+        Raises: OptionError for inputs that do not fit, or a function that cannot be called without arguments;
         AttributeError when there is no such function.
         """
+        if not isinstance(evaluator, TimeEvaluator):
+            raise OptionError(f"a TimeEvaluator is needed, such as TimeEvaluator(repeat=5), not {evaluator!r:.80}")
         if inputs is not None and not (isinstance(inputs, Mapping) and all(isinstance(each, str) for each in inputs)):
             raise OptionError(f"inputs must map names to arrays, not be {inputs!r:.80}")
         given = dict(inputs or {})
         self.set_input(**given)
-        counts = (number, repeat, min_repeat_ms, limit_zero_time_iterations)
-        evaluator = TimeEvaluator(*counts, cooldown_interval_ms, repeats_to_cooldown)
         if not end_to_end:
             return evaluator(_without_arguments(self[function]))
         outputs = [self.get_output(index) for index in range(self.get_num_outputs())]

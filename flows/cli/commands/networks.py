@@ -13,6 +13,7 @@ from retune.compiler.runtime.executor.executors import executor_of
 from retune.compiler.runtime.executor.library import Library
 from retune.compiler.runtime.readable import busy_warning, count
 from retune.compiler.runtime.threads.contention import ContentionMeter
+from retune.compiler.runtime.timing import TimeEvaluator
 from retune.flows.cli.commands.output import Json, Output, Quiet
 
 
@@ -44,7 +45,7 @@ def run(
         meter.start()
         began = time.perf_counter_ns()
         # Half a second in all: repeats of 50 ms are longer than a time slice, so that none lies within a slice.
-        result = executor.benchmark(repeat=10, number=1, min_repeat_ms=50.0)
+        result = executor.benchmark(TimeEvaluator(repeat=10, min_repeat_ms=50.0))
         share = None if where else meter.share(time.perf_counter_ns() - began)
     inputs = {name: {"dtype": dtypes[name], "shape": list(shape)} for name, shape in shapes.items()}
     lines = [f"input {name}: {spec['dtype']}{spec['shape']}" for name, spec in inputs.items()]

@@ -30,6 +30,7 @@ from retune.compiler.runtime.executor.library import Library
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.executor.placement import Copy, Run, place_copies
 from retune.compiler.runtime.executor.plan import Call, Plan
+from retune.compiler.runtime.timing import TimeEvaluator
 from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.default.gpu import default_gpu_steps
 from retune.compiler.schedule.state import replay
@@ -202,7 +203,7 @@ def test_what_runs_a_network_follows_from_its_kernels(monkeypatch: pytest.Monkey
     on_gpu()
     assert driver.launches()[before:] == ["gpu_kernel0"]
     before = len(driver.launches())
-    found = executor.benchmark(repeat=2, number=3)
+    found = executor.benchmark(TimeEvaluator(repeat=2, number=3))
     assert len(found.results) == 2
     assert found.min > 0
     assert len(driver.launches()) - before == 1 + 2 * 3  # one that is not timed

@@ -12,6 +12,7 @@ from retune.compiler import debug_executor, graph_executor
 from retune.compiler.runtime.executor.cuda_memory import CudaMemory
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.runtime.executor.host_memory import HostMemory
+from retune.compiler.runtime.timing import TimeEvaluator
 from retune.compiler.tvm.graph_executor import GraphModule, Library, cpu, create, save_param_dict
 from tests.support.doubling_network import SHAPE, doubling_network
 from tests.support.gpu_network import network_with_gpu
@@ -47,6 +48,7 @@ GOOD: dict[str, Any] = {
     "inputs": None,
     "func_name": "run",
     "function": "run",
+    "evaluator": TimeEvaluator(),
     "number": 1,
     "repeat": 1,
     "min_repeat_ms": 0,
