@@ -28,6 +28,7 @@ from benchmarks.tuning import BATCH, SHORTLIST, Workers, open_workers, play_roun
 from retune.compiler.core import config
 from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.measure.options import network_options
 from retune.compiler.measure.peak import measured_peak
 from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureRecord, MeasureStatus, TaskProgram
@@ -35,7 +36,6 @@ from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tune.budget import Budget
-from retune.compiler.tune.measuring import network_options
 from retune.compiler.tune.tuning import RunHeader, begin
 from retune.compiler.tune.winners import choose_best
 

@@ -11,13 +11,13 @@ from itertools import pairwise
 
 from retune.compiler.core import config
 from retune.compiler.measure.measurer import LocalMeasurer
+from retune.compiler.measure.options import network_options
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus, TaskProgram
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.tune.budget import Budget
 from retune.compiler.tune.extract import ExtractedNetwork
-from retune.compiler.tune.measuring import network_options
 from retune.compiler.tune.tuning import RunHeader, Tuning, begin
 from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Round
 from retune.compiler.tune.winners import Confirmation, choose_best, resolve, shortlist

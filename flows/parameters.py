@@ -17,10 +17,9 @@ from retune.compiler.core.errors import OptionError
 from retune.compiler.core.options import BUDGET, FLEET, TuneOptions, info_of, kinds_of, tune_options
 from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import threads_of
-from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.options import MeasureOptions, network_options
 from retune.compiler.measure.processes.cuda_runner import gpu_of_key
 from retune.compiler.tune.budget import Budget
-from retune.compiler.tune.measuring import network_options
 from retune.compiler.tune.operators import label_of
 from retune.compiler.tune.tuning import RunHeader
 from retune.storage.store_url import Place, is_remote, local_folder, redacted

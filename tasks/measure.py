@@ -8,11 +8,18 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
 
 from retune.compiler.core.errors import MeasureError
 from retune.compiler.tune.worker_service import WorkerService, serve
 from retune.tasks.fleet.device_limit import device_limit
-from retune.tasks.fleet.retry import after
+
+
+def _has_machine_failed(_: Any, __: TaskRun, state: State[Any]) -> bool:
+    """Whether to try again: not after failures of a program or mistakes of a user."""
+    # `state.data` is the exception itself as long as the state was made in this process.
+    return isinstance(state.data, MeasureError)
+
 
 # A worker that was lost is replaced before the next try.
 RETRIES = 2
@@ -20,7 +27,7 @@ RETRIES = 2
 _RETRIED: dict[str, Any] = {
     "retries": RETRIES,
     "retry_delay_seconds": 1,
-    "retry_condition_fn": after(MeasureError),
+    "retry_condition_fn": _has_machine_failed,
     "cache_policy": NO_CACHE,
 }
 """A failed machine is asked again."""

@@ -97,7 +97,6 @@ def _deprecated_task() -> object:
     [
         (_deprecated_task, "SearchTask"),
         (lambda: auto_scheduler.ComputeDAG(compute=_tensors()), "compute_or_sche"),
-        (lambda: auto_scheduler.DispatchContext.current(), "is an attribute"),
     ],
 )
 def test_a_deprecated_name_warns_and_names_its_successor(use: Callable[[], object], advice: str) -> None:

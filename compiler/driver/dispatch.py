@@ -11,7 +11,6 @@ memory of past queries.
 import logging
 import math
 import threading
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,12 +129,6 @@ class DispatchContext:
 
     current: ClassVar[_Current] = _Current()
     """The innermost context that this thread uses; without any, a context that knows nothing."""
-
-    def __call__(self) -> Self:
-        """The context itself, for scripts that call `DispatchContext.current`, which is deprecated."""
-        advice = "DispatchContext.current is an attribute: leave out the parentheses"
-        warnings.warn(advice, DeprecationWarning, stacklevel=2)
-        return self
 
     def query(self, target: Target, workload_key: str, has_complex_op: bool, dag: ComputeDAG) -> State | None:
         """The state of `dag` to compile for `target`, from here or a context around this; None when none knows.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from numbers import Real
-from typing import Self
 
+from retune.compiler.core.closing import Closing
 from retune.compiler.core.config import usable_cpus
 from retune.compiler.core.errors import NotYetError, OptionError
 from retune.compiler.measure.attribution import collect
@@ -27,7 +27,7 @@ _DEFAULT = "retune.compiler.codegen.build:build_kernel"
 _USES_PER_WORKER = 2000
 
 
-class LocalBuilder:
+class LocalBuilder(Closing):
     """Builds candidates on this machine with `n_parallel` processes, by default one per core.
 
     Parameters and defaults are those of TVM's builder. `timeout` is in seconds for one candidate. `build_func` is
@@ -98,12 +98,6 @@ class LocalBuilder:
     def close(self) -> None:
         """End the worker processes; a later `build` starts new processes."""
         self._pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _build_one(self, worker: WorkerProcess, task: SearchTask, steps: Sequence[Step]) -> Measurement:
         key = task.identity

@@ -10,6 +10,7 @@ from concurrent.futures import as_completed
 from itertools import islice
 from typing import Protocol, Self
 
+from retune.compiler.core.closing import Closing
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes.cuda_runner import CudaRunner
@@ -65,7 +66,7 @@ class Runner(Protocol):
         ...
 
 
-class LocalMeasurer:
+class LocalMeasurer(Closing):
     """Builds candidates on this machine, and runs them here or on a device of a fleet.
 
     Builds overlap timing if they do not disturb it: programs are timed in small groups as soon as they are built, on
@@ -109,9 +110,3 @@ class LocalMeasurer:
         """End the worker processes."""
         self.builder.close()
         self.runner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

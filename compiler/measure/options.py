@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from numbers import Real
 
 from retune.compiler.core.errors import OptionError
+from retune.compiler.runtime.threads.machine import last_cache_bytes
 
 _NUMBERS = (
     "build_timeout_s",
@@ -102,3 +103,21 @@ class MeasureOptions:
             return cls(**json.loads(text))
         except (TypeError, ValueError) as error:
             raise OptionError(f"measure options {text!r} cannot be read: {error}") from None
+
+
+def network_options(
+    threads: int, constant_bytes: int, weights: str = "auto", cache_bytes: int | None = None
+) -> MeasureOptions:
+    """Options for the tasks of a network that runs on `threads` threads and has `constant_bytes` of weights.
+
+    While a network runs, the weights of its other kernels pass through the caches between two uses of a kernel's own:
+    if all exceed the last cache, every kernel finds its weights in memory. Each timed call then takes its weights from
+    another slot of a pool. `weights` is the option of that name. `cache_bytes` is the last cache's size, by default
+    this machine's.
+    """
+    cache = last_cache_bytes() if cache_bytes is None else cache_bytes
+    exceed = constant_bytes > cache
+    rotate = weights == "memory" or (weights == "auto" and exceed)
+    # After twice its size an LRU cache holds nothing of the slot that comes round again.
+    pool = min(constant_bytes, 2 * cache) if exceed else 2 * cache
+    return MeasureOptions(threads=threads, rotate_bytes=pool if rotate else 0)

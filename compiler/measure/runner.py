@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+from retune.compiler.core.closing import Closing
 from retune.compiler.core.config import usable_cpus
 from retune.compiler.core.errors import DeviceError, MeasureError, OptionError, RetuneError
 from retune.compiler.measure.attribution import collect
@@ -32,7 +33,7 @@ _PREPARE_SECONDS = 120.0
 _USES_PER_WORKER = 5000
 
 
-class LocalRunner:
+class LocalRunner(Closing):
     """Times kernels on this machine, by default with a thread for every CPU.
 
     `build_func` and `reference_steps` are the dotted paths of what makes a task's default kernel, or a faster one that
@@ -125,12 +126,6 @@ class LocalRunner:
     def close(self) -> None:
         """End the worker process; a later `run` starts a new process."""
         self._worker.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _initial_arguments(self) -> tuple[object, ...]:
         """The arguments of the worker's `set_up`."""

@@ -38,30 +38,13 @@ from retune.compiler.search.neighbors import neighbors
 from retune.compiler.search.observed import Located, ObservedPrograms
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.prior import blended
-from retune.compiler.search.protocol import (
-    EmptyPolicy,
-    Policy,
-    PreloadMeasuredStates,
-    SearchCallback,
-    StateModel,
-    program_id,
-)
+from retune.compiler.search.protocol import SearchCallback, StateModel, program_id
 from retune.compiler.search.rules import PreloadCustomSketchRule, SketchContext
 from retune.compiler.search.scored import Features, TaskFeatures, padded
 from retune.compiler.search.sketch import derive_sketches, rules_of
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import spaces_of
 from retune.compiler.search.transfer import refitted
-
-__all__ = [
-    "EmptyPolicy",
-    "Policy",
-    "PreloadCustomSketchRule",
-    "PreloadMeasuredStates",
-    "SketchPolicy",
-    "StateModel",
-    "program_id",
-]
 
 
 class SketchPolicy:

@@ -1,4 +1,4 @@
-"""Warm start from similar tasks: their best programs, fitted to the sizes of a task.
+"""Programs of similar tasks, fitted to the sizes of a task: for a warm start, or in place of a search.
 
 Inner tile levels stay as near as divisors allow, the outermost takes up the difference.
 
@@ -14,17 +14,26 @@ from math import inf, log2
 
 import numpy as np
 
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.measure.record import TaskProgram
-from retune.compiler.schedule.steps import Split, Step
+from retune.compiler.schedule.steps import Split, Step, load_steps
+from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.factorize import divisors
 from retune.compiler.search.genome import Rows
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.rules import SketchContext
+from retune.compiler.search.sketch import derive_sketches, rules_of
 from retune.compiler.search.space import SketchSpace
+from retune.compiler.search.spaces import spaces_of
 
 SHARED = 3
 """Number of its fastest programs that a task shares with similar tasks."""
 
 ADVICE = 24
 """Number of programs of similar tasks that warm a task's search."""
+
+_TRIED = 4
+"""Number of the most similar programs that are tried, until one fits."""
 
 
 def fastest(programs: Iterable[TaskProgram]) -> tuple[TaskProgram, ...]:
@@ -99,3 +108,33 @@ def _shapes(key: str) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(int(size) for size in shape) for shape in shapes)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return ()
+
+
+def transfer_program(task: SearchTask, programs: Iterable[TaskProgram]) -> tuple[Step, ...] | None:
+    """The steps of the nearest program that fits; None when none does, or no task among them is alike."""
+    close = k_nearest(task.workload_key, programs, _TRIED)
+    if not close:
+        return None
+    context = SketchContext(task.hardware, SearchOptions())
+    # Fitted to a sketch of this task: lengths are set for these extents, and the result is legal by construction.
+    spaces = spaces_of(task.dag, context, derive_sketches(task.dag, context, rules_of(context)))
+    for program in close:
+        try:
+            steps = load_steps(program.steps)
+        except ScheduleError:
+            continue
+        for space in spaces:
+            fitted = _fitted(space, steps)
+            if fitted is not None:
+                return fitted
+    return None
+
+
+def _fitted(space: SketchSpace, steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
+    row = refitted(space, steps)
+    if row is None:
+        return None
+    for _, group in space.groups(np.asarray(row)[None]):
+        if space.legal(group).all():
+            return space.steps(group.rows[0])
+    return None

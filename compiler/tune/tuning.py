@@ -28,7 +28,8 @@ from retune.compiler.schedule.default.shares import are_small, moved_bytes
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import Policy, SketchPolicy
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.search.protocol import Policy
 from retune.compiler.search.task_scheduler import network_latency
 from retune.compiler.search.transfer import fastest
 from retune.compiler.tune.tuning_loop import TaskProgress, TuningLoop, first_state

@@ -16,6 +16,7 @@ import numpy as np
 
 from retune.compiler.codegen.cpu import describe
 from retune.compiler.core import config
+from retune.compiler.core.closing import Closing
 from retune.compiler.core.config import usable_cpus
 from retune.compiler.core.errors import DeviceError, MeasureError, RetuneError
 from retune.compiler.core.target import Target
@@ -95,7 +96,7 @@ def limits_of_device(engine: Engine, device: str, threads: int) -> MachineLimits
     return MachineLimits(**ask(engine, device_queue(device), LimitsRequest(threads)))
 
 
-class WorkerService:
+class WorkerService(Closing):
     """The processes with which a worker builds and times, kept from one request to the next.
 
     Any number of threads may ask for builds; what times is done one at a time, and `is_shared` says that it holds the
@@ -165,12 +166,6 @@ class WorkerService:
             if self._runner is not None:
                 self._runner[1].close()
                 self._runner = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _time(self, request: TimeRequest) -> list[Measurement] | None:
         task, device = request.task, request.task.target.traits.device

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from retune.compiler.vm.executor import VMExecutor
     from retune.compiler.vm.library import VMLibrary
     from retune.compiler.vm.machine import VirtualMachine
-    from retune.compiler.vm.options import VMOptions
+    from retune.compiler.vm.resources import VMOptions
     from retune.compiler.vm.values import ADT
 
 _load = lazy(
@@ -25,7 +25,7 @@ _load = lazy(
         "executor": "VMExecutor",
         "library": "VMLibrary",
         "machine": "VirtualMachine",
-        "options": "VMOptions",
+        "resources": "VMOptions",
         "values": "ADT",
     },
 )

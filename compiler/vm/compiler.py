@@ -26,7 +26,7 @@ from retune.compiler.driver.compile_network import made_for
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import is_enabled, is_silent
 from retune.compiler.driver.hardware import threads_of
-from retune.compiler.driver.network_source import with_parameters
+from retune.compiler.driver.network_build import with_parameters
 from retune.compiler.frontend.network import load_network_program
 from retune.compiler.frontend.program import load_program
 from retune.compiler.graph.ir import Array, Graph

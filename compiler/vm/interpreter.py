@@ -4,6 +4,7 @@ The values of one call of a function are a *frame*. A value leaves the frame beh
 its memory goes back to the allocator when the caller does not use it either.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -27,10 +28,47 @@ from retune.compiler.graph.program import (
 from retune.compiler.graph.region import Param
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import aligned_copy
+from retune.compiler.runtime.executor.debug_report import Report, report_of
 from retune.compiler.vm.callees import Callees
 from retune.compiler.vm.plan_run import PlanRun
-from retune.compiler.vm.profile import Profile
 from retune.compiler.vm.values import described, whole_number
+
+
+class Profile:
+    """The sums of one call."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._inside = 0.0
+        """Seconds of what ran inside of the statement that runs now."""
+
+    def note(self, name: str, seconds: float) -> None:
+        """Take in a kernel, which ran inside of a statement."""
+        self._inside += seconds
+        self._add(name, seconds)
+
+    def timed(self, name: str, step: Callable[[Any], None]) -> Callable[[Any], None]:
+        """`step`, which tells under `name` of its time without that of the kernels and statements inside of it."""
+
+        def run(frame: Any) -> None:
+            before, self._inside = self._inside, 0.0
+            start = time.perf_counter()
+            step(frame)
+            seconds = time.perf_counter() - start
+            self._add(name, max(0.0, seconds - self._inside))
+            self._inside = before + seconds
+
+        return run
+
+    def _add(self, name: str, seconds: float) -> None:
+        total, count = self._sums.get(name, (0.0, 0))
+        self._sums[name] = total + seconds, count + 1
+
+    def report(self, device: str, threads: int) -> Report:
+        """The report."""
+        rows = [(name, seconds, count, "", "") for name, (seconds, count) in self._sums.items()]
+        return report_of(rows, "VM", device, threads)
+
 
 Frame = list[Any]
 Step = Callable[[Frame], None]

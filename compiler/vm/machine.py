@@ -28,10 +28,8 @@ from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 from retune.compiler.vm.allocator import NAIVE, POOLED, allocator
 from retune.compiler.vm.callees import Callees
 from retune.compiler.vm.executable import Executable
-from retune.compiler.vm.interpreter import Interpreter
-from retune.compiler.vm.options import VMOptions
-from retune.compiler.vm.profile import Profile
-from retune.compiler.vm.resources import Resources
+from retune.compiler.vm.interpreter import Interpreter, Profile
+from retune.compiler.vm.resources import Resources, VMOptions
 from retune.compiler.vm.values import ADT, argument, described, result
 
 MemoryConfig = str | int | Mapping[Device, str | int] | None

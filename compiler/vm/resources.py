@@ -1,14 +1,38 @@
-"""`Resources`: what all that one virtual machine runs has in common."""
+"""What all that one virtual machine runs has in common: `VMOptions` and `Resources`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from retune.compiler.core.errors import OptionError
 from retune.compiler.runtime.device import Device
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.vm.allocator import Allocator
 from retune.compiler.vm.kernel_run import Workspace
 from retune.compiler.vm.library import VMLibrary
-from retune.compiler.vm.options import VMOptions
+
+NOW, BACKGROUND, NEVER = "now", "background", "never"
+
+
+@dataclass(frozen=True, slots=True)
+class VMOptions:
+    """How regions are compiled whose shapes are known only at run time."""
+
+    specialize: str = NOW
+    """When regions are compiled for new shapes: "now", before the call goes on; in the "background", while NumPy
+    computes; or "never".
+    """
+    specializations: int = 64
+    """A region is ready for so many shapes: those of its last calls."""
+    prepared_bytes: int = 2 << 30
+    """Arrays that are computed from weights for one shape are kept for others, up to so many bytes."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.specialize, str) or self.specialize not in (NOW, BACKGROUND, NEVER):
+            raise OptionError(f"specialize is {NOW!r}, {BACKGROUND!r} or {NEVER!r}, not {self.specialize!r}")
+        for name, least in (("specializations", 1), ("prepared_bytes", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise OptionError(f"{name} is an integer from {least} on, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,11 +23,9 @@ from retune.compiler.graph.region import Region, Shape
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.executor.executors import gpu_count
 from retune.compiler.runtime.kernel_row import KernelRow
-from retune.compiler.vm.device_run import DeviceRun
 from retune.compiler.vm.kernel_store import STORE
-from retune.compiler.vm.options import BACKGROUND, NEVER
-from retune.compiler.vm.plan_run import Callee, PlanRun
-from retune.compiler.vm.resources import Resources
+from retune.compiler.vm.plan_run import Callee, DeviceRun, PlanRun
+from retune.compiler.vm.resources import BACKGROUND, NEVER, Resources
 from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.dispatch import DispatchContext, is_enabled, telling_nothing
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.transfer import transfer_program
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition.partition import Partition, partition
 from retune.compiler.graph.partition.winograd import winograd_for
@@ -20,6 +19,7 @@ from retune.compiler.graph.pipeline import optimize
 from retune.compiler.measure.record import FITTED_CANDIDATE, TaskProgram
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.search.transfer import transfer_program
 from retune.compiler.vm.kernel_store import STORE, named_by_content
 
 

@@ -21,7 +21,7 @@ from retune.compiler.frontend.program import load_program
 from retune.compiler.graph.program import Program
 from retune.compiler.vm.compiler import compile as vm_compile
 from retune.compiler.vm.machine import VirtualMachine
-from retune.compiler.vm.options import VMOptions
+from retune.compiler.vm.resources import VMOptions
 from tests.support.property.onnx_models import COLUMNS, random_model
 from tests.support.run_program import run_program
 from tests.support.tiers import long_except, long_rows

@@ -4,10 +4,8 @@ The default schedule runs first, on the CPU, and every candidate must compute th
 context a kernel has broken ends, and a fresh worker replaces it.
 """
 
-import math
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -131,12 +129,7 @@ def run_stream(
 ) -> Iterator[str | Measurement]:
     """STARTED, then one result per kernel. `best_seconds` is the best cost known for the task, infinite for none."""
     gpu, task = _open(), _task(key)
-    yield STARTED
-    for artifact in artifacts:
-        begun = time.perf_counter()
-        result = _run(gpu, task, artifact, best_seconds, options)
-        best_seconds = min(best_seconds, *result.costs, math.inf)
-        yield replace(result, run_seconds=time.perf_counter() - begun)
+    return run_worker.run_all(artifacts, best_seconds, lambda artifact, best: _run(gpu, task, artifact, best, options))
 
 
 def compare_stream(
@@ -202,7 +195,7 @@ def _run(
     except DeviceError as failure:  # a candidate that cannot be loaded is a result
         if failure.lasting:  # caused by an earlier candidate
             _end(failure)
-        return _failed(MeasureStatus.COMPILE_DEVICE, describe(failure))
+        return Measurement((), MeasureStatus.COMPILE_DEVICE, describe(failure))
     try:
         if wrong := _once(gpu, task, call):
             return wrong
@@ -216,7 +209,7 @@ def _run(
     except DeviceError as failure:  # so is a candidate that fails while it runs
         if failure.lasting:
             _end(failure)
-        return _failed(MeasureStatus.RUNTIME_DEVICE, describe(failure))
+        return Measurement((), MeasureStatus.RUNTIME_DEVICE, describe(failure))
     return Measurement(costs, MeasureStatus.OK, "")
 
 
@@ -249,15 +242,11 @@ def _check(gpu: _Gpu, task: _OnDevice) -> Measurement | None:
             texts.append(f"{name}: {text}")
             array.mend()
     if texts:
-        return _failed(MeasureStatus.RUNTIME_DEVICE, f"out of bounds: {'; '.join(texts)}")
+        return Measurement((), MeasureStatus.RUNTIME_DEVICE, f"out of bounds: {'; '.join(texts)}")
     if not task.host.expected:  # copying large outputs would take longer than computing them
         return None
     for array, host in task.outputs:
         host[...] = array.numpy()
     if mismatch := task.host.mismatch():
-        return _failed(MeasureStatus.WRONG_ANSWER, mismatch)
+        return Measurement((), MeasureStatus.WRONG_ANSWER, mismatch)
     return None
-
-
-def _failed(status: MeasureStatus, error: str) -> Measurement:
-    return Measurement((), status, error)

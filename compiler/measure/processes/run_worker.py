@@ -4,7 +4,6 @@ The default schedule runs first, and every candidate must compute the same resul
 `retune.compiler.measure.task_buffers`.
 """
 
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -75,12 +74,19 @@ def run_stream(
 ) -> Iterator[str | Measurement]:
     """STARTED, then one result per kernel. `best_seconds` is the best cost known for the task, infinite for none."""
     buffers = buffers_of(key)
+    return run_all(artifacts, best_seconds, lambda artifact, best: _run(buffers, artifact, best, options))
+
+
+def run_all(
+    artifacts: Sequence[KernelArtifact], best_seconds: float, run: Callable[[KernelArtifact, float], Measurement]
+) -> Iterator[str | Measurement]:
+    """STARTED, then the result of `run` for each kernel and the best cost so far, with the seconds that it took."""
     yield STARTED
     for artifact in artifacts:
         begun = time.perf_counter()
-        result = _run(buffers, artifact, best_seconds, options)
+        result = run(artifact, best_seconds)
         # A fast program of the batch raises the bar for later programs, which then get only a probe.
-        best_seconds = min(best_seconds, *result.costs, math.inf)
+        best_seconds = min(best_seconds, result.seconds)
         yield replace(result, run_seconds=time.perf_counter() - begun)
 
 
@@ -124,9 +130,9 @@ def _run(buffers: TaskBuffers, artifact: KernelArtifact, best_seconds: float, op
     try:
         kernel = buffers.bind(artifact, options.threads)
     except MemoryError as failure:  # no memory for its workspace
-        return _failed(MeasureStatus.RUNTIME_DEVICE, describe(failure))
+        return Measurement((), MeasureStatus.RUNTIME_DEVICE, describe(failure))
     except Exception as failure:  # a candidate that cannot be loaded is a result
-        return _failed(MeasureStatus.COMPILE_DEVICE, describe(failure))
+        return Measurement((), MeasureStatus.COMPILE_DEVICE, describe(failure))
     try:
         if wrong := _check_once(buffers, kernel):
             return wrong
@@ -136,7 +142,7 @@ def _run(buffers: TaskBuffers, artifact: KernelArtifact, best_seconds: float, op
         if wrong := _check(buffers):  # data races do not fail on every run
             return replace(wrong, error=f"right at first, later not: {wrong.error}")
     except Exception as failure:  # so is a candidate that fails while it runs
-        return _failed(MeasureStatus.RUNTIME_DEVICE, describe(failure))
+        return Measurement((), MeasureStatus.RUNTIME_DEVICE, describe(failure))
     return Measurement(timing.costs, MeasureStatus.OK, "", censored=timing.censored, contention=timing.contention)
 
 
@@ -171,11 +177,7 @@ def _check_once(buffers: TaskBuffers, kernel: BoundKernel) -> Measurement | None
 def _check(buffers: TaskBuffers) -> Measurement | None:
     """The failure in the outputs of the last run, if any."""
     if damage := buffers.damage():
-        return _failed(MeasureStatus.RUNTIME_DEVICE, damage)
+        return Measurement((), MeasureStatus.RUNTIME_DEVICE, damage)
     if mismatch := buffers.mismatch():
-        return _failed(MeasureStatus.WRONG_ANSWER, mismatch)
+        return Measurement((), MeasureStatus.WRONG_ANSWER, mismatch)
     return None
-
-
-def _failed(status: MeasureStatus, error: str) -> Measurement:
-    return Measurement((), status, error)

@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import IO, Any, Self
 
+from retune.compiler.core.closing import Closing
 from retune.compiler.core.config import child_environment
 from retune.compiler.core.errors import MeasureError
 from retune.compiler.measure.processes.worker_main import END, ERROR, ITEM
@@ -90,7 +91,7 @@ class _Running:
 
 
 @dataclass(eq=False)
-class WorkerProcess:
+class WorkerProcess(Closing):
     """A process that runs functions for its owner, singly; started by the first call.
 
     `initializer` (a dotted path, with `initargs`) runs first in every process. `renew` ends a process after
@@ -166,12 +167,6 @@ class WorkerProcess:
         """End the worker. A later call starts a fresh worker."""
         self.kill()
         self._stopped = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _ready(self) -> _Running:
         if self._stopped:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from retune.compiler.core.closing import Closing
 from retune.compiler.core.errors import MeasureError
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes.cuda_runner import gpu_of_key
@@ -224,7 +225,7 @@ class FleetBuilder:
             raise
 
 
-class FleetRunner:
+class FleetRunner(Closing):
     """Times on a worker of the device `key`, which has the device to itself meanwhile."""
 
     cpus: tuple[int, ...] = ()
@@ -280,12 +281,6 @@ class FleetRunner:
 
     def close(self) -> None:
         """Nothing to end: the workers belong to no run."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _submit(self, task: SearchTask, builds: Sequence[Measurement], **more: Any) -> Pending:
         request = TimeRequest.of(task, builds, self.options, fresh=self._fresh, **more)

@@ -10,13 +10,13 @@ nothing; for them the time spent runnable without a CPU counts (`schedstat`).
 import os
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+
+from retune.compiler.core.closing import Closing
 
 _TASKS = Path("/proc/self/task")
 
 
-class ContentionMeter:
+class ContentionMeter(Closing):
     """Measures spans for code that runs on `threads` threads: the calling thread, and other existing threads.
 
     with ContentionMeter(threads) as meter:
@@ -46,12 +46,6 @@ class ContentionMeter:
         for file in self._files:
             os.close(file)
         self._files = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _account(self) -> int:
         """Nanoseconds: for one thread its CPU time, for several their time waiting for a CPU."""

@@ -9,18 +9,27 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from retune.compiler.core.gpu_facts import GpuFacts
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.kernel import WORD
+from retune.compiler.ir.tensor_core import COLUMNS, ROWS, SUM_ELEMENTS, WARP
 from retune.compiler.lower.gpu.limits import Limit, most_of
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.statements import StageNest
+from retune.compiler.schedule.tensor_nests import fragment_sets, fragments_of, instruction_of
 from retune.compiler.search.genome import Mask
 from retune.compiler.search.gpu.kernels import DeviceKernel, iterations, kernels_of, own_loops
-from retune.compiler.search.gpu.tensor_legality import tensor_promising
 from retune.compiler.search.register_tile import Counts, itemsize
 
 _OTHER_REGISTERS = 32
 """Registers of a thread beyond its buffers: operands, addresses, loop counters."""
+
+_REGISTERS = 255
+"""Per thread; this and the file size are from the CUDA C++ Programming Guide."""
+_REGISTER_FILE = 1 << 16
+"""Shared by all threads of a block."""
+_TENSOR_REGISTERS = 40
+"""Registers of a thread beyond sums and fragments: addresses, loop counters."""
 
 REASONS: tuple[Limit | None, ...] = (None, *Limit)
 """Meaning of the numbers of `gpu_refusals`."""
@@ -56,7 +65,7 @@ def gpu_promising(nests: Sequence[StageNest], hardware: HardwareParams, count: i
             if any(loop.annotation is Annotation.VTHREAD for loop in own_loops(nest)):
                 good &= _enough_threads(kernel, iterations(own_loops(nest), (Annotation.THREAD_X,), count), hardware)
         if kernel.product is not None:
-            good &= tensor_promising(kernel.nests, kernel.product, hardware.gpu, count)
+            good &= _tensor_promising(kernel.nests, kernel.product, hardware.gpu, count)
         elif any(loop.annotation is Annotation.VTHREAD for nest in kernel.nests for loop in own_loops(nest)):
             # A thread's local buffers live in registers of four bytes.
             registers = -(-kernel.memory[1] // WORD) + _OTHER_REGISTERS
@@ -72,3 +81,34 @@ def _enough_threads(kernel: DeviceKernel, threads: Counts, hardware: HardwarePar
         points *= axis.extent
     # Ansor's rule for tiles: less than a warp only where there are at most two warps of points.
     return np.asarray((threads >= hardware.warp_size) | (points <= 2 * hardware.warp_size))
+
+
+def _tensor_promising(kernel: Sequence[StageNest], product: StageNest, facts: GpuFacts, count: int) -> Mask:
+    """Mask (B,): all stages around a product on tensor cores have the same warps, every shared tile covers the warps'
+    fragments, and sums and fragments fit into registers.
+    """
+    root = next(nest for nest in kernel if not nest.attached)
+    warps = iterations(own_loops(root), (Annotation.THREAD_Y,), count)
+    good: Mask = np.ones(count, dtype=np.bool_)
+    for nest in kernel:
+        if nest.attached and nest is not product:
+            good &= iterations(own_loops(nest), (Annotation.THREAD_Y,), count) == warps
+    rows, columns = fragments_of(product, count)
+    good &= _covered(kernel, root, product, rows, columns)
+    kind = instruction_of(product)
+    fragments = (rows * kind.left_elements + columns * kind.right_elements) // kind.packed
+    values = rows * columns * SUM_ELEMENTS + fragments * fragment_sets(product, facts, count)
+    registers = values + _TENSOR_REGISTERS
+    return np.asarray(good & (registers <= _REGISTERS) & (registers * warps * WARP <= _REGISTER_FILE))
+
+
+def _covered(kernel: Sequence[StageNest], root: StageNest, product: StageNest, rows: Counts, columns: Counts) -> Mask:
+    """Whether the shared tiles cover the warps' fragments and were not cut at the end of a matrix."""
+    good: Mask = np.ones(len(rows), dtype=np.bool_)
+    warps = [loop.extent for loop in root.loops if loop.annotation is Annotation.THREAD_Y]
+    for extent, tiles, size, axis in ((warps[0], rows, ROWS, "m"), (warps[1], columns, COLUMNS, "n")):
+        for nest in kernel:
+            for dim, own in enumerate(nest.op.axes if nest.attached and nest is not product else ()):
+                if own.name == axis:
+                    good &= np.asarray(nest.write.shape[dim] == extent * tiles * size)
+    return good

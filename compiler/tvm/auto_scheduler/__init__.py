@@ -29,7 +29,6 @@ from retune.compiler.tvm.auto_scheduler import measure, workload_registry
 from retune.compiler.tvm.auto_scheduler.build import build
 from retune.compiler.tvm.auto_scheduler.compute_dag import ComputeDAG
 from retune.compiler.tvm.auto_scheduler.cost_model import PythonBasedModel, RandomModel, XGBModel
-from retune.compiler.tvm.auto_scheduler.deprecated import auto_schedule, create_task
 from retune.compiler.tvm.auto_scheduler.dispatcher import (
     ApplyHistoryBest,
     ApplyHistoryBestOrSample,
@@ -68,7 +67,7 @@ from retune.compiler.tvm.auto_scheduler.search_policy import (
     SearchPolicy,
     SketchPolicy,
 )
-from retune.compiler.tvm.auto_scheduler.search_task import SearchTask
+from retune.compiler.tvm.auto_scheduler.search_task import SearchTask, auto_schedule, create_task
 from retune.compiler.tvm.auto_scheduler.task_scheduler import (
     LogEstimatedLatency,
     PrintTableInfo,

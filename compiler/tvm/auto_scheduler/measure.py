@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import chain, groupby, islice, starmap
 from typing import Any, Protocol, runtime_checkable
 
+from retune.compiler.core.closing import Closing
 from retune.compiler.core.config import usable_cpus
 from retune.compiler.core.errors import DeviceError, MeasureError, OptionError
 from retune.compiler.core.target import Target
@@ -274,7 +275,7 @@ class TuningOptions:
                 raise OptionError(f"a measure callback needs a method called callback, {callback!r} has none")
 
 
-class ProgramMeasurer:
+class ProgramMeasurer(Closing):
     """Measures programs of any tasks, calls callbacks, and remembers the fastest program of each task.
 
     `builder` and `runner` are as in `TuningOptions`, `threads` the number for timing with "local" ones. It gives a task
@@ -404,12 +405,6 @@ class ProgramMeasurer:
         """End the worker processes that were started here."""
         for resource in self._own:
             resource.close()
-
-    def __enter__(self) -> "ProgramMeasurer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def check_measurable(task: SearchTask) -> None:

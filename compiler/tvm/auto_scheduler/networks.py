@@ -13,8 +13,7 @@ from retune.compiler.core.errors import OptionError
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.dispatch import is_enabled
 from retune.compiler.driver.hardware import completed, hardware_of
-from retune.compiler.driver.network_build import optimized
-from retune.compiler.driver.network_source import graph_of
+from retune.compiler.driver.network_build import graph_of, optimized
 from retune.compiler.driver.pass_context import PassContext
 from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.partition.winograd import winograd_for

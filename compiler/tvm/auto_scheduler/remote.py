@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, Self
+from typing import Any
 
 from retune.compiler.core import config
+from retune.compiler.core.closing import Closing
 from retune.compiler.core.errors import MeasureError, NotYetError, OptionError, RetuneError, install_hint
 from retune.compiler.core.target import Target
 from retune.compiler.measure.options import MeasureOptions
@@ -185,7 +186,7 @@ class LocalRPCRunner(RPCRunner):
         FleetRunner.__init__(self, engine, LOCAL_KEY, options, in_flight=n_parallel)
 
 
-class LocalRPCMeasureContext:
+class LocalRPCMeasureContext(Closing):
     """A `runner` as `RPCRunner`, for a worker of this machine that is started for it and ends with the context or its
     `with` block, or with this process. No server is needed.
 
@@ -218,12 +219,6 @@ class LocalRPCMeasureContext:
     def close(self) -> None:
         """End the worker; the runner is of no use after that."""
         self._engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     # As TVM's: scripts end it by dropping their last reference.
     def __del__(self) -> None:

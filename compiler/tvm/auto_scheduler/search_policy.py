@@ -25,7 +25,7 @@ from retune.compiler.schedule import state as immutable
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import policy as search
-from retune.compiler.search import protocol
+from retune.compiler.search import protocol, rules
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.tune.budget import Budget
 from retune.compiler.tune.tuning_loop import EMPTY_ROUND, TaskProgress, TuningLoop, first_state
@@ -59,7 +59,7 @@ GAVE_UP = "too many of its programs failed in a row"
 """The reason for ending a task without valid programs."""
 
 
-class PreloadMeasuredStates(search.PreloadMeasuredStates):
+class PreloadMeasuredStates(protocol.PreloadMeasuredStates):
     """Gives a policy a log's results of its task: no program is measured again, and the best seed the search.
 
     Records count if they are of the same workload and kind of target. A missing file is empty.
@@ -84,7 +84,7 @@ def logged_programs(filename: str | Path, task: SearchTask) -> list[TaskProgram]
     ]
 
 
-class PreloadCustomSketchRule(search.PreloadCustomSketchRule):
+class PreloadCustomSketchRule(rules.PreloadCustomSketchRule):
     """A custom sketch rule, applied before the others.
 
     `meet_condition_func(search_policy, state, stage_id)` returns PASS, APPLY or APPLY_AND_SKIP_REST;
@@ -110,7 +110,7 @@ class PreloadCustomSketchRule(search.PreloadCustomSketchRule):
         super().__init__(condition, apply, rule_name)
 
 
-SearchCallback = protocol.SearchCallback | search.PreloadCustomSketchRule
+SearchCallback = protocol.SearchCallback | rules.PreloadCustomSketchRule
 
 
 class SearchPolicy:
@@ -121,7 +121,7 @@ class SearchPolicy:
     """
 
     def __init__(
-        self, task: SearchTask, policy: search.Policy, model: CostModel | None = None, verbose: int = 1
+        self, task: SearchTask, policy: protocol.Policy, model: CostModel | None = None, verbose: int = 1
     ) -> None:
         self.search_task = task
         self.verbose = verbose
@@ -212,7 +212,7 @@ class EmptyPolicy(SearchPolicy):
     def __init__(
         self, task: SearchTask, init_search_callbacks: Sequence[protocol.SearchCallback] | None = None
     ) -> None:
-        super().__init__(task, search.EmptyPolicy(task, init_search_callbacks or ()))
+        super().__init__(task, protocol.EmptyPolicy(task, init_search_callbacks or ()))
 
 
 class SketchPolicy(SearchPolicy):

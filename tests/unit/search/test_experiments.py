@@ -25,13 +25,9 @@ from retune.compiler.search import policy as policy_module
 from retune.compiler.search.evolution import Generation, Population, PopulationSpec, evaluate, evolve
 from retune.compiler.search.genome import Rows, Scores
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import (
-    EmptyPolicy,
-    Policy,
-    PreloadCustomSketchRule,
-    PreloadMeasuredStates,
-    SketchPolicy,
-)
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.search.protocol import EmptyPolicy, Policy, PreloadMeasuredStates
+from retune.compiler.search.rules import PreloadCustomSketchRule
 from retune.compiler.search.spaces import build_spaces
 from tests.support.workloads import conv_residual_nhwc, matmul, softmax, task_of
 

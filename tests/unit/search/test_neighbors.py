@@ -8,7 +8,8 @@ from retune.compiler.search import mutation
 from retune.compiler.search.genome import Layout
 from retune.compiler.search.neighbors import neighbors
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import SketchPolicy, program_id
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.search.protocol import program_id
 from tests.support.workloads import matmul, task_of
 
 LAYOUT = Layout.of(((0, 12, 3), (1, 7, 2)), (4,), (4,))

@@ -21,12 +21,9 @@ from retune.compiler.schedule.steps import Annotate, dump_steps, load_steps
 from retune.compiler.search.genome import Rows
 from retune.compiler.search.legality import legal
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import (
-    EmptyPolicy,
-    PreloadCustomSketchRule,
-    SketchPolicy,
-    program_id,
-)
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.search.protocol import EmptyPolicy, program_id
+from retune.compiler.search.rules import PreloadCustomSketchRule
 from retune.compiler.search.space import SketchSpace
 from tests.support.workloads import CORES, conv_residual_nhwc, matmul, relu_only, task_of
 

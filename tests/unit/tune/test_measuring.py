@@ -2,7 +2,7 @@
 
 import pytest
 
-from retune.compiler.tune.measuring import network_options
+from retune.compiler.measure.options import network_options
 
 CACHE = 32 << 20
 

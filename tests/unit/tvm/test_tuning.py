@@ -20,7 +20,7 @@ from retune.compiler.measure.results import Measurement
 from retune.compiler.runtime.cuda.driver import why_not
 from retune.compiler.schedule.steps import Split
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import EmptyPolicy as AskAndTell
+from retune.compiler.search.protocol import EmptyPolicy as AskAndTell
 from retune.compiler.tune.worker_service import DeviceFacts
 from retune.compiler.tvm.auto_scheduler import (
     EmptyPolicy,

@@ -32,9 +32,8 @@ from retune.compiler.runtime.executor.params import save_param_dict_to_file
 from retune.compiler.runtime.executor.plan import Plan
 from retune.compiler.runtime.timing import BenchmarkResult
 from retune.compiler.vm.allocator import NaiveAllocator, PooledAllocator, allocator
-from retune.compiler.vm.interpreter import Interpreter
+from retune.compiler.vm.interpreter import Interpreter, Profile
 from retune.compiler.vm.plan_region import PlanRegion
-from retune.compiler.vm.profile import Profile
 from retune.compiler.vm.values import argument
 from tests.support.dynamic_models import floats
 from tests.support.fresh_process import run_afresh

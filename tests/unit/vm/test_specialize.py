@@ -15,7 +15,6 @@ from retune.compiler.core.errors import ArtifactError, MachineError, OptionError
 from retune.compiler.core.target import Target
 from retune.compiler.driver.dispatch import ApplyHistoryBest
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.transfer import transfer_program
 from retune.compiler.frontend.importer import load_model
 from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
@@ -30,6 +29,7 @@ from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.transfer import transfer_program
 from retune.compiler.tune.winners import top_candidates
 from retune.compiler.vm import specialize
 from retune.compiler.vm.kernel_store import STORE

@@ -9,7 +9,7 @@ import pytest
 from retune.compiler.core.errors import OptionError, StoreError
 from retune.compiler.search import policy as search
 from retune.compiler.search.mutation import NEIGHBOR
-from retune.compiler.search.policy import EmptyPolicy
+from retune.compiler.search.protocol import EmptyPolicy
 from retune.compiler.tvm.auto_scheduler import (
     ComputeDAG,
     LogEstimatedLatency,
