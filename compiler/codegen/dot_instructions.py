@@ -17,13 +17,16 @@ from retune.compiler.schedule.task import SearchTask
 
 @dataclass(frozen=True, slots=True)
 class DotInstruction:
-    """An LLVM intrinsic `(sums, lhs, rhs)` by the number of sums; the factors are vectors of `element`."""
+    """An LLVM intrinsic `(sums, lhs, rhs)` by the number of sums; the factors are vectors of `element`. For `i16` it
+    is one of `(lhs, rhs)` that adds pairs of 16-bit products, and is used for the even and the odd bytes of words.
+    """
 
     names: Mapping[int, str]
     element: str
 
 
 _X86_BYTES = {size // 32: f"llvm.x86.avx512.vpdpbusd.{size}" for size in (512, 256, 128)}
+_X86_PAIRS = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4: "llvm.x86.sse2.pmadd.wd"}
 _X86_HALVES = {size // 32: f"llvm.x86.avx512bf16.dpbf16ps.{size}" for size in (512, 256, 128)}
 
 _X86_PROBE = """
@@ -37,12 +40,18 @@ define <16 x i32> @wide(<16 x i32> %a, <16 x i32> %b) "prefer-vector-width"="512
   %r = add <16 x i32> %a, %b
   ret <16 x i32> %r
 }
+define <32 x i16> @pairs(<32 x i16> %a, <32 x i16> %b) "prefer-vector-width"="512" "min-legal-vector-width"="512" {
+  %r = add <32 x i16> %a, %b
+  ret <32 x i16> %r
+}
 define <16 x bfloat> @halves(<16 x float> %a) "prefer-vector-width"="512" "min-legal-vector-width"="512" {
   %r = fptrunc <16 x float> %a to <16 x bfloat>
   ret <16 x bfloat> %r
 }
 """
-"""`bytes` becomes vpdpwssd, an instruction of the same extension, `wide` uses zmm, `halves` becomes vcvtneps2bf16."""
+"""`bytes` becomes vpdpwssd, an instruction of the same extension, `wide` uses zmm, `pairs` does with products of 16
+bits, `halves` becomes vcvtneps2bf16.
+"""
 
 _ARM_PROBE = """
 declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
@@ -89,6 +98,12 @@ def _of_x86(probed: str) -> dict[Pair, DotInstruction]:
     if "vpdpwssd" in probed:
         names = {lanes: name for lanes, name in _X86_BYTES.items() if lanes <= widest}
         instructions["uint8", "int8"] = DotInstruction(names, "i8")
+    else:
+        # Two bytes make 16 bits, and a pair of such products 32: pmaddwd never saturates, as pmaddubsw does.
+        lines = [line for line in probed.splitlines() if "vpaddw" in line]
+        most = 16 if any("zmm" in line for line in lines) else 8 if any("ymm" in line for line in lines) else 4
+        pairwise = DotInstruction({lanes: name for lanes, name in _X86_PAIRS.items() if lanes <= most}, "i16")
+        instructions |= {(lhs, rhs): pairwise for lhs in BYTES for rhs in BYTES if (lhs, rhs) != ("int8", "uint8")}
     # On half the width the conversion alone proves nothing: a later extension has it without the dot product.
     if "vcvtneps2bf16" in probed and widest == 16:
         instructions[BFLOAT16, BFLOAT16] = DotInstruction(_X86_HALVES, "bfloat")

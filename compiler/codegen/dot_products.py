@@ -43,6 +43,8 @@ def dot(emitter: MemoryEmitter, expr: Dot, sums: Value) -> Value:
     if plan is None or lanes % min(plan.instruction.names):
         return _one_by_one(emitter, expr, sums)
     words = [_words(emitter, factor, expr, lanes) for factor in plan.factors]
+    if plan.instruction.element == "i16":
+        return _issue_pairs(emitter, plan, sums, words)
     if plan.flipped is None:
         return _issue(emitter, plan.instruction, sums, words)
     bits = Value(literal(SIGN_BITS, WORD, lanes), lanes, WORD)
@@ -96,6 +98,45 @@ def _issue(emitter: MemoryEmitter, instruction: DotInstruction, sums: Value, wor
         name = instruction.names[width]
         kind = llvm_type(sums.dtype, width)
         parts.append(emitter.result(f"call {kind} @{name}({', '.join(operands)})", width, sums.dtype))
+    return _joined(emitter, parts)
+
+
+def _issue_pairs(emitter: MemoryEmitter, plan: _Plan, sums: Value, words: list[Value]) -> Value:
+    """The even and the odd bytes of words, widened to 16 bits, multiplied and added in pairs."""
+    names = plan.instruction.names
+    width = max(width for width in names if sums.lanes % width == 0)
+    parts = []
+    for start in range(0, sums.lanes, width):
+        total = _part(emitter, sums, start, width)
+        factors = [
+            _halves(emitter, _part(emitter, word, start, width), factor.dtype)
+            for word, factor in zip(words, plan.factors, strict=True)
+        ]
+        for lhs, rhs in zip(*factors, strict=True):
+            kind = llvm_type(sums.dtype, width)
+            product = emitter.result(f"call {kind} @{names[width]}({lhs.typed}, {rhs.typed})", width, sums.dtype)
+            total = emitter.result(f"add {total.typed}, {product.text}", width, sums.dtype)
+        parts.append(total)
+    return _joined(emitter, parts)
+
+
+def _halves(emitter: MemoryEmitter, words: Value, dtype: str) -> tuple[Value, Value]:
+    """The even and the odd bytes of words, as numbers of 16 bits."""
+    lanes = 2 * words.lanes
+    once, kind = emitter.writer.once, llvm_type("int16", lanes)
+    bits = once(("pairs", words.typed), f"bitcast {words.typed} to {kind}")
+    eight = literal(8, "int16", lanes)
+    if dtype == "uint8":
+        even = once(("even", bits), f"and {kind} {bits}, {literal(255, 'int16', lanes)}")
+        odd = once(("odd", bits), f"lshr {kind} {bits}, {eight}")
+    else:
+        high = once(("high", bits), f"shl {kind} {bits}, {eight}")
+        even = once(("signed even", bits), f"ashr {kind} {high}, {eight}")
+        odd = once(("signed odd", bits), f"ashr {kind} {bits}, {eight}")
+    return Value(even, lanes, "int16"), Value(odd, lanes, "int16")
+
+
+def _joined(emitter: MemoryEmitter, parts: list[Value]) -> Value:
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=True)
         parts = [_shuffled(emitter, low, high, range(2 * low.lanes)) for low, high in pairs]

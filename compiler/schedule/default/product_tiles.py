@@ -5,6 +5,7 @@ whole strip.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf, prod
 
 from retune.compiler.core.dtype import HALVES, accumulated, item_bytes
@@ -45,6 +46,10 @@ _RELOAD_BYTES = 5 << 15
 _ROW_BYTES, _UNPACKED_COST = 1 << 10, 2.0
 """Rows of an unpacked factor longer than this are on a page each, and the product takes this many times as long (1.1 to
 2.4 measured) as with packed strips.
+"""
+_BYTES_PER_WORD, _FEW_REGISTERS, _HALF_REGISTERS = 4, 16, 4
+"""Without an instruction for four bytes, as on most machines of few registers, words are split into two halves of 16
+bits: two vectors and a row take so many registers more.
 """
 _STRIP_RATIO = 4
 """Most lanes of a vector over the columns of a group: shorter groups cost no more than choices by lane."""
@@ -203,6 +208,8 @@ def split_for_tile(
     factor = _strip_type(state, stage_id)
     terms_per_word = max(1, item_bytes(op.dtypes[0]) // item_bytes(factor))  # 4 of bytes in int32, 2 of halves
     depth = 0 if is_depthwise else prod(axis.extent for axis in op.reduce_axes) // terms_per_word
+    if terms_per_word == _BYTES_PER_WORD and hardware.registers <= _FEW_REGISTERS:
+        hardware = replace(hardware, vector_registers=hardware.registers - _HALF_REGISTERS)
     columns, every = shared_columns(op, hardware), axes[last].extent
     packs = _is_packed(state, stage_id)
     dtype = factor if factor in HALVES else op.dtype

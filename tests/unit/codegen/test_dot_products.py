@@ -30,8 +30,9 @@ X86 = {
     "znver4": ({16, 8, 4}, {16, 8, 4}),
     "cascadelake": ({16, 8, 4}, set()),
     "alderlake": ({8, 4}, set()),
-    "skylake-avx512": (set(), set()),
-    "x86-64-v3": (set(), set()),
+    "skylake-avx512": ({16, 8, 4}, set()),
+    "x86-64-v3": ({8, 4}, set()),
+    "x86-64-v2": ({4}, set()),
 }
 
 
@@ -137,11 +138,12 @@ def test_subnormal_bfloat16_count_as_zero_and_others_do_not() -> None:
         assert (fences[2].array == wanted).all()
 
 
-@pytest.mark.parametrize("types", [BYTES, ("int8", "int8", "int32"), HALVES])
+@pytest.mark.parametrize("types", [BYTES, ("int8", "int8", "int32"), ("uint8", "uint8", "int32"), HALVES])
 def test_a_target_without_the_instructions_computes_the_same(types: Sequence[str]) -> None:
     target = Target("llvm -mcpu=x86-64-v3")
     task = task_of(dag_of(types, 6, 48, 36, True), target, 32)
-    assert "dot(" not in kernel_source(task, tiled(6, 48, 3, 24), "loops")
+    assert ("dot(" in kernel_source(task, tiled(6, 48, 3, 24), "loops")) == (types != HALVES)
+    assert ("vpmaddwd" in kernel_source(task, tiled(6, 48, 3, 24), "asm")) == (types != HALVES)
     found, wanted = computed(task, tiled(6, 48, 3, 24))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=36 * 2.0**-23)
 
