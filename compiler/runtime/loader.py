@@ -212,10 +212,7 @@ def load_entry(artifact: KernelArtifact, entry: bytes, symbol: str) -> tuple[int
 
 def native_address(text: str, name: str) -> int:
     """The address of a function in LLVM text, which stays loaded; it may call OpenMP and loaded code."""
-    builder = llvm.JITLibraryBuilder().add_ir(text).export_symbol(name)
-    for symbol, address in openmp_runtime().symbols.items():
-        builder.import_symbol(symbol, address)
-    library = _linked(builder.add_current_process(), name)
+    library = _linked(llvm.JITLibraryBuilder().add_ir(text), [name])
     _NATIVE.append(library)
     entry: int = library[name]
     return entry
@@ -257,17 +254,10 @@ def _link(artifact: KernelArtifact, callbacks: Mapping[str, int], more: Sequence
             f"kernel {artifact.name} is code for {artifact.target}, not for a CPU; a network with it is run by "
             "retune.compiler.runtime.executor.executors.executor_of"
         )
-    code, ours = artifact.object_code, _machine(Path("/proc/self/exe"))
-    if code.startswith(_ELF) and ours and code[_MACHINE] != ours:  # otherwise it would be linked, and then run
+    if _is_foreign(artifact.object_code):  # otherwise it would be linked, and then run
         raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) is code for another kind of CPU")
-    builder = llvm.JITLibraryBuilder().add_object_img(artifact.object_code).export_symbol(symbol or artifact.name)
-    for entry in more:
-        builder.add_object_img(entry)
-    # By address: names of the process could resolve to another OpenMP runtime.
-    for name, address in (*openmp_runtime().symbols.items(), *callbacks.items()):
-        builder.import_symbol(name, address)
     try:
-        return _linked(builder.add_current_process(), artifact.name)
+        return _linked(_objects([artifact.object_code, *more]), [symbol or artifact.name], callbacks)
     except RuntimeError as error:
         raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) cannot be loaded: {error}") from error
 
@@ -276,18 +266,11 @@ def _link_together(artifacts: Sequence[KernelArtifact]) -> Any:
     """Kernels as one library, in a third of the time of several; None if they do not link. The caller then links
     each alone, and the error names the culprit.
     """
-    ours = _machine(Path("/proc/self/exe"))
     codes = [artifact.object_code for artifact in artifacts]
-    foreign = any(ours and code.startswith(_ELF) and code[_MACHINE] != ours for code in codes)
-    if len(artifacts) < 2 or foreign or any(artifact.device is not None for artifact in artifacts):
+    if len(artifacts) < 2 or any(map(_is_foreign, codes)) or any(artifact.device for artifact in artifacts):
         return None
-    builder = llvm.JITLibraryBuilder()
-    for artifact in artifacts:
-        builder.add_object_img(artifact.object_code).export_symbol(artifact.name)
-    for name, address in openmp_runtime().symbols.items():
-        builder.import_symbol(name, address)
     try:
-        return _linked(builder.add_current_process(), artifacts[0].name)
+        return _linked(_objects(codes), [artifact.name for artifact in artifacts])
     except RuntimeError:
         return None
 
@@ -303,12 +286,30 @@ def _machine(program: Path) -> bytes:
     return header[_MACHINE] if header.startswith(_ELF) else b""
 
 
-def _linked(builder: llvm.JITLibraryBuilder, name: str) -> Any:
-    """The library. Raises: RuntimeError when it cannot be linked."""
+def _is_foreign(code: bytes) -> bool:
+    """Whether object code is for another instruction set than this process."""
+    ours = _machine(Path("/proc/self/exe"))
+    return bool(ours) and code.startswith(_ELF) and code[_MACHINE] != ours
+
+
+def _objects(codes: Sequence[bytes]) -> llvm.JITLibraryBuilder:
+    builder = llvm.JITLibraryBuilder()
+    for code in codes:
+        builder.add_object_img(code)
+    return builder
+
+
+def _linked(builder: llvm.JITLibraryBuilder, symbols: Sequence[str], callbacks: Mapping[str, int] | None = None) -> Any:
+    """The library, which exports `symbols` and calls `callbacks`. Raises: RuntimeError when it cannot be linked."""
+    for symbol in symbols:
+        builder.export_symbol(symbol)
+    # By address: names of the process could resolve to another OpenMP runtime.
+    for name, address in {**openmp_runtime().symbols, **(callbacks or {})}.items():
+        builder.import_symbol(name, address)
     # Names of libraries must differ within a linker, but kernels' names repeat among candidates.
     number = next(_SERIAL)
     linker = _linker(number // _LIBRARIES_PER_LINKER)
-    library = builder.link(linker, f"{name}.{number}")
+    library = builder.add_current_process().link(linker, f"{symbols[0]}.{number}")
     # llvmlite frees a linker with its last reference, and its code with it.
     library.linker = linker
     return library

@@ -19,6 +19,7 @@ from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Cast, Const, Dot, 
 from retune.compiler.ir.rewrite import nest, perfect_nest, rewrite, statements_of
 from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, block, map_exprs
 from retune.compiler.ir.visit import substitute, variables
+from retune.compiler.lower.passes.register_tiles import vectors_of
 
 _TURNED = {"uint8": 128, "int8": -128}
 """The highest bit alone, in each type."""
@@ -96,8 +97,4 @@ class FlipSignedness:
         return best
 
     def _vectors(self, loops: Sequence[For], dtype: str) -> int:
-        lanes = max(1, self.vector_bytes // item_bytes(dtype))
-        count = 1
-        for loop in loops:
-            count *= -(-loop.extent // lanes) if loop.kind is LoopKind.VECTOR else loop.extent
-        return count
+        return vectors_of(loops, max(1, self.vector_bytes // item_bytes(dtype)))

@@ -9,8 +9,9 @@ The spatial loops of the tile are unrolled, so every index into the accumulators
 them in registers. A reduction of several values, which writes through temporaries, has an accumulator for each.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from retune.compiler.core.dtype import accumulated, item_bytes
 from retune.compiler.ir.expr import Binary, Buffer, Const, Expr, Load, binary, cast
@@ -21,6 +22,11 @@ from retune.compiler.ir.visit import find, of_type, variables
 
 MAX_TILE_VECTORS = 64
 """Tiles of more vectors stay in memory: twice the number of registers, so that a slight overflow is only spilled."""
+
+
+def vectors_of(loops: Iterable[For], lanes: int) -> int:
+    """Vectors of `lanes` that the iterations of the loops compute."""
+    return prod(-(-loop.extent // lanes) if loop.kind is LoopKind.VECTOR else loop.extent for loop in loops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +100,7 @@ class _Rewriter:
         return _Tile(chain[:first_reduce], chain[first_reduce:first_spatial], spatial, leaf, stores)
 
     def vectors(self, spatial: Sequence[For], stores: Sequence[Store]) -> int:
-        lanes = self.lanes(stores)
-        count = len(stores)
-        for loop in spatial:
-            count *= -(-loop.extent // lanes) if loop.kind is LoopKind.VECTOR else loop.extent
-        return count
+        return len(stores) * vectors_of(spatial, self.lanes(stores))
 
     def whole_vectors(self, extent: int, stores: Sequence[Store]) -> int:
         """Room for a row of accumulators whose last vector may be partial: up to the next power of two."""

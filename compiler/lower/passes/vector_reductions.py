@@ -10,6 +10,7 @@ Several vectors in an iteration are independent chains, which hide the latency o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 
@@ -49,44 +50,39 @@ class VectorReductions:
     name: str = "vector-reductions"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        return replace(function, body=rewrite_down(function.body, {For: _Rewriter(self.vector_bytes).on_loop}))
+        numbers = count()
 
+        def on_loop(loop: For, _: Ranges) -> Stmt | None:
+            if loop.kind is LoopKind.VECTOR:
+                return loop
+            reduction = _reduction(loop)
+            return None if reduction is None else self._in_lanes(*reduction, next(numbers))
 
-class _Rewriter:
-    def __init__(self, vector_bytes: int) -> None:
-        self.vector_bytes = vector_bytes
-        self.count = 0
+        return replace(function, body=rewrite_down(function.body, {For: on_loop}))
 
-    def on_loop(self, loop: For, _: Ranges) -> Stmt | None:
-        if loop.kind is LoopKind.VECTOR:
-            return loop
-        reduction = _reduction(loop)
-        return None if reduction is None else self.in_lanes(*reduction)
-
-    def in_lanes(self, loops: Sequence[For], update: Store, value: Binary) -> Stmt:
-        """The reduction `loops`, the innermost of them over lanes."""
+    def _in_lanes(self, loops: Sequence[For], update: Store, value: Binary, number: int) -> Stmt:
+        """The reduction `loops`, the innermost of them over lanes; partial results are in buffer `number`."""
         buffer, inner = update.buffer, loops[-1]
         # Extremes of two-byte floats, whose sums are float32 already: each element is converted once.
         dtype = accumulated(buffer.dtype)
         lanes = max(1, self.vector_bytes // item_bytes(dtype))
         # A power of two, so that halving ends at two lanes.
         width = min(lanes * CHAINS, 1 << (inner.extent.bit_length() - 1))
-        part = Buffer(f"{buffer.name}.part{self.count}", (width,), dtype, "register")
-        self.count += 1
-        lane, number = Var(f"{inner.var.name}.lane"), Var(f"{inner.var.name}.iteration")
+        part = Buffer(f"{buffer.name}.part{number}", (width,), dtype, "register")
+        lane, iteration = Var(f"{inner.var.name}.lane"), Var(f"{inner.var.name}.iteration")
 
         def over(extent: int, right: Expr) -> Stmt:
             joined = Store(part, (lane,), binary(value.op, Load(part, (lane,)), cast(dtype, right)))
             return For(lane, extent, LoopKind.VECTOR, joined)
 
-        count, remainder = divmod(inner.extent, width)
-        index = (number if count > 1 else const(0)) * width + lane
+        iterations, remainder = divmod(inner.extent, width)
+        index = (iteration if iterations > 1 else const(0)) * width + lane
         body: list[Stmt] = [over(width, substitute(value.rhs, {inner.var: index}))]
-        if count > 1:
-            body = [For(number, count, LoopKind.SERIAL, body[0])]
+        if iterations > 1:
+            body = [For(iteration, iterations, LoopKind.SERIAL, body[0])]
         # The remainder joins the first lanes, each of which keeps its own partial result.
         if remainder:
-            body.append(over(remainder, substitute(value.rhs, {inner.var: lane + count * width})))
+            body.append(over(remainder, substitute(value.rhs, {inner.var: lane + iterations * width})))
         work = nest(loops[:-1], block(*body))
         start = For(lane, width, LoopKind.VECTOR, Store(part, (lane,), _identity(value.op, dtype)))
         folds = []
@@ -94,7 +90,7 @@ class _Rewriter:
         while width > 2:
             width //= 2
             folds.append(over(width, Load(part, (lane + width,))))
-        first, second = (Load(part, (const(number),)) for number in range(2))
+        first, second = (Load(part, (const(position),)) for position in range(2))
         total = binary(value.op, cast(dtype, value.lhs), binary(value.op, first, second))
         return Allocate(part, block(start, work, *folds, replace(update, value=cast(buffer.dtype, total))))
 

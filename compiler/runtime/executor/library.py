@@ -75,20 +75,20 @@ class Library:
         """Number of threads of executors: RETUNE_NUM_THREADS or OMP_NUM_THREADS in the environment, else the network's,
         limited by the CPUs. Raises: ArtifactError for an invalid number in the file.
         """
-        threads = self.network.metadata.get("threads", 1)
-        if not is_thread_count(threads):
-            raise ArtifactError(f"network {self.network.plan.name} is damaged: it says {threads!r} of its threads")
-        return config.thread_count(min(int(threads), config.usable_cores()))
+        return config.thread_count(min(self._number_of("threads"), config.usable_cores()))
 
     @property
     def instances(self) -> int:
         """Number of concurrent executors that the network is meant for: more than one if it was tuned for throughput.
         Raises: ArtifactError for an invalid number in the file.
         """
-        instances = self.network.metadata.get("instances", 1)
-        if not is_thread_count(instances):
-            raise ArtifactError(f"network {self.network.plan.name} is damaged: it says {instances!r} of its instances")
-        return int(instances)
+        return self._number_of("instances")
+
+    def _number_of(self, what: str) -> int:
+        number = self.network.metadata.get(what, 1)
+        if not is_thread_count(number):
+            raise ArtifactError(f"network {self.network.plan.name} is damaged: it says {number!r} of its {what}")
+        return int(number)
 
     @property
     def kernels(self) -> LoadedKernels:
