@@ -9,6 +9,7 @@ from retune.compiler.ops import (
     conv,
     conv_transpose,
     elementwise,
+    few_bits,
     indexing,
     matmul,
     norm,
@@ -24,6 +25,7 @@ from retune.compiler.ops.op import Array, Attribute, FusionKind, Lowered, Op, Op
 
 _FAMILIES = (
     elementwise,
+    few_bits,
     reduce,
     conv,
     conv_transpose,

@@ -153,6 +153,9 @@ _TAPS: list[NDArray[Any]] = [
 ]
 """Places, among them some outside, and weights of two axes."""
 
+_DATA_2D = _RNG.standard_normal((3, 32)).astype(np.float32)
+_OF_BLOCKS = _RNG.uniform(0.1, 0.3, (2, 5)).astype(np.float32)
+
 TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
     *((op, [_PART], {}) for op in ("asin", "acos", "atanh")),
     ("acosh", [1 + np.abs(_PART)], {}),
@@ -171,6 +174,10 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
     *((op, [array, array[:1]], {}) for op in ("bit_and", "bit_or", "bit_xor") for array in (_WHOLE, _BITS, _TRUE)),
     *((op, [_BITS, np.array([1, 3, 7], np.uint8)], {}) for op in ("shift_left", "shift_right")),
     ("where", [_TRUE, np.ones((3, 2, 1), np.float32), np.zeros((1, 3), np.float32)], {}),
+    *(
+        ("dense_bits", [_DATA_2D, _bytes("uint8", 2, 2 * bits, 5), _OF_BLOCKS, -3 * _OF_BLOCKS], {"bits": bits})
+        for bits in (2, 4, 8)
+    ),
     *(("transpose", [_bytes(dtype, 48, 33)], {"perm": (1, 0)}) for dtype in ("int8", "uint8")),
     ("transpose", [_RNG.standard_normal((2, 24, 16))], {"perm": (2, 0, 1)}),
     ("gather", [_DATA, np.array([[2, -1, 0], [1, 1, -3]])], {"axis": 1}),

@@ -7,11 +7,13 @@ whole strip.
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, prod
+from typing import TypeGuard
 
 from retune.compiler.core.dtype import HALVES, accumulated, item_bytes
 from retune.compiler.core.packing import most_padded
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr
+from retune.compiler.ir.operators import SHIFTS
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.access import needs_multi_level_tiling
 from retune.compiler.schedule.state import Annotation, IterKind, State
@@ -268,8 +270,20 @@ def shared_columns(op: ComputeOp, hardware: HardwareParams) -> int:
 
 
 def order_for_tile(state: State, stage_id: int, outer: Sequence[str], inner: Sequence[str]) -> State:
-    """The loops of a stage in this order, the last in vectors, the loop around it unrolled."""
-    return as_tile(reorder_loops(state, stage_id, [*outer, *inner]), stage_id, len(inner))
+    """The loops of a stage in this order, the last in vectors, the loop around it unrolled. So is the loop around the
+    tile if it shifts bits, as of packed weights: by literals.
+    """
+    state = as_tile(reorder_loops(state, stage_id, [*outer, *inner]), stage_id, len(inner))
+    op = state.stages[stage_id].op
+    assert isinstance(op, ComputeOp), "only what is computed has loops"
+    shifts = {node for expr in walk(op.body) if _is_shift(expr) for node in walk(expr.rhs) if isinstance(node, Axis)}
+    if outer and outer[-1] in {axis.name for axis in shifts}:
+        state = state.apply(Annotate(stage_id, len(outer) - 1, Annotation.UNROLL))
+    return state
+
+
+def _is_shift(expr: Expr) -> TypeGuard[Binary]:
+    return isinstance(expr, Binary) and expr.op in SHIFTS
 
 
 def as_tile(state: State, stage_id: int, loops: int) -> State:

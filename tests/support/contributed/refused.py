@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from retune.compiler.frontend.ops.contributed import THEMES
-from tests.support.contributed import attention, fused, quantized
+from tests.support.contributed import attention, few_bits, fused, quantized
 from tests.support.contributed.case import Case, Draw
 from tests.support.contributed.references import REFERENCES
 
-DRAWN = {**attention.CASES, **fused.CASES, **quantized.CASES}
+DRAWN = {**attention.CASES, **few_bits.CASES, **fused.CASES, **quantized.CASES}
 
 
 def _changed(name: str, **attributes: Any) -> Case:
@@ -34,6 +34,11 @@ REFUSED: Mapping[tuple[str, str], Case] = {
     ("CDist", "metrics other than (sq)euclidean"): _changed("CDist", metric="cosine"),
     ("DynamicQuantizeLSTM", "`input_forget`"): _changed("DynamicQuantizeLSTM", input_forget=1),
     ("FusedConv", "other activations than ONNX Runtime's optimizer fuses"): _changed("FusedConv", activation="Mish"),
+    ("GatherBlockQuantized", "packed bytes gathered along another axis than the first"): Case(
+        "GatherBlockQuantized",
+        {"x": np.zeros((2, 32), "uint8"), "i": np.zeros(1, "int64"), "s": np.ones((2, 1), "float32")},
+        {"gather_axis": 1, "quantize_axis": 1, "block_size": 64},
+    ),
     ("GroupQueryAttention", "quantized caches"): _changed("GroupQueryAttention", k_quant_type="PER_TENSOR"),
     ("GroupQueryAttention", "`sliding_window_cache`"): _changed("GroupQueryAttention", sliding_window_cache=1),
     ("GroupQueryAttention", "`query_seqlens`"): _with_operand("GroupQueryAttention", 16),

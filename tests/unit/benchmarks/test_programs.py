@@ -16,6 +16,7 @@ from benchmarks import (
     compile_time,
     dot_products,
     executor,
+    few_bits,
     harness,
     kernels,
     load,
@@ -255,6 +256,13 @@ def test_dot_products(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     lines = _lines(dot_products.main, ["--only", "conv", "--seconds", "0.01"], tmp_path / "out.jsonl", capsys)
     assert {"conv3x3-56x56x64-float32", "conv3x3-56x56x64-s8s8"} <= {line["case"] for line in lines}
     assert all(line["unit"] == "GOP/s" and line["ratio"] > 0 for line in lines)
+
+
+def test_few_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--only", "rows1$", "--seconds", "0.01", "--threads", "1", "--size", "256", "--layers", "2"]
+    lines = _lines(few_bits.main, argv, tmp_path / "out.jsonl", capsys)
+    assert {line["backend"] for line in lines} == {"retune", "onnxruntime-0", "onnxruntime-4"}
+    assert lines[0]["error"] < 1e-4
 
 
 def test_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

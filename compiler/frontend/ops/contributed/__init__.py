@@ -6,6 +6,7 @@ from retune.compiler.frontend.model_file import CONTRIBUTED_DOMAIN
 from retune.compiler.frontend.ops.contributed import (
     arrays,
     attention,
+    few_bits,
     fused,
     grouped_attention,
     normalization,
@@ -18,6 +19,7 @@ THEMES: Mapping[str, Mapping[str, Converter]] = {
     "normalization": normalization.CONVERTERS,
     "fused products and activations": fused.CONVERTERS,
     "quantized": quantized.CONVERTERS,
+    "weights of a few bits": few_bits.CONVERTERS,
     "arrays": arrays.CONVERTERS,
 }
 
