@@ -15,6 +15,7 @@ from retune.compiler.graph.passes.merge_products import MergeProducts
 from retune.compiler.graph.passes.move_rows import MoveRows
 from retune.compiler.graph.passes.pad_rows import PadRows
 from retune.compiler.graph.passes.padding_taps import DropPaddingTaps
+from retune.compiler.graph.passes.pair_channels import PairChannels
 from retune.compiler.graph.passes.quantized import Quantized
 from retune.compiler.graph.passes.resample_later import ResampleLater
 from retune.compiler.graph.passes.rules.recognize import Recognize
@@ -71,6 +72,7 @@ PIPELINE: tuple[GraphPass, ...] = (
     MergeProducts(),
     # After the passes that need constant weights.
     ScaleWeights(),
+    PairChannels(),
     # Late: its pads and slices would stop the rules above.
     PadRows(),
     # At the end: a transpose that has become a reshape no longer cancels against another transpose.

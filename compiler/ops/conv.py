@@ -13,10 +13,11 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from retune.compiler import te
+from retune.compiler.core.dtype import BFLOAT16
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.visit import substitute
 from retune.compiler.ops.matmul import require_bytes
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, summed_product, widened
+from retune.compiler.ops.op import Array, Attributed, FusionKind, Lowered, Op, OpCall, Shape, summed_product, widened
 from retune.compiler.te.tensor import CONCATENATED, Axis, ComputeOp, Tensor
 
 LAYOUTS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
@@ -26,7 +27,7 @@ _NUMBER = {1: "three", 2: "four", 3: "five"}
 _Body = Callable[[Expr, tuple[Expr, ...], Expr], Expr]
 
 
-def is_channels_last(call: OpCall) -> bool:
+def is_channels_last(call: Attributed) -> bool:
     """Whether the attribute `layout` has the channels last."""
     return call.text("layout").endswith("C")
 
@@ -103,23 +104,31 @@ def _geometry(call: OpCall, rank: int, channels: int | None = None) -> _Geometry
 
 
 def _convolution(call: OpCall, rank: int) -> Lowered:
-    return _lowered(call, _geometry(call, rank), call.out_dtype or call.types[0].dtype)
+    """Of bfloat16, a channel that only the weight has is padding: dot products sum two."""
+    dtype = call.types[0].dtype
+    channels = _filled_channels(call, 2) if dtype == BFLOAT16 else None
+    return _lowered(call, _geometry(call, rank, channels), call.out_dtype or dtype)
+
+
+def _filled_channels(call: OpCall, terms: int) -> int | None:
+    """The number of channels of the weight where it has up to `terms` - 1 more than the input."""
+    x, weight = call.types
+    if call.integer("groups") != 1 or not len(x.shape) == len(weight.shape) == 4:
+        return None
+    last = is_channels_last(call)
+    given, taken = x.shape[-1 if last else 1], weight.shape[-2 if last else 1]
+    return taken if given < taken < given + terms else None
 
 
 def _byte_convolution(call: OpCall) -> Lowered:
     """Bytes of any signs give int32. Up to three channels that only the weight has are padding."""
-    x, weight = call.types
+    x = call.types[0]
     limits = (-128, 127) if x.dtype == "int8" else (0, 255)
     value = call.integer("pad_value")
     call.require(limits[0] <= value <= limits[1], f"pad_value {value} is no {x.dtype}")
     require_bytes(call)
-    channels = None
-    if call.integer("groups") == 1 and len(x.shape) == len(weight.shape) == 4:
-        last = is_channels_last(call)
-        given, taken = x.shape[-1 if last else 1], weight.shape[-2 if last else 1]
-        # Dot products sum four bytes: missing channels read the padding, whose weights are zero.
-        channels = taken if given < taken < given + 4 else None
-    return _lowered(call, _geometry(call, 2, channels), "int32")
+    # Dot products sum four bytes: missing channels read the padding, whose weights are zero.
+    return _lowered(call, _geometry(call, 2, _filled_channels(call, 4)), "int32")
 
 
 def _lowered(call: OpCall, geometry: _Geometry, dtype: str) -> Lowered:
@@ -269,13 +278,18 @@ def _convolution_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     x, weight = map(widened, arrays)
     groups = call.integer("groups")
     rank = x.ndim - 2
+    fill = call.integer("pad_value") if "pad_value" in call.attrs else 0
+    channel, last = (-1, -2) if is_channels_last(call) else (1, 1)
+    if groups == 1 and weight.ndim == x.ndim and weight.shape[last] > x.shape[channel]:
+        border = [(0, 0)] * x.ndim
+        border[channel] = (0, weight.shape[last] - x.shape[channel])
+        x = np.pad(x, border, constant_values=fill)
     if not is_channels_last(call):
         # To (*kernel, I/groups, O), as with the channels last.
         weight = weight.transpose(*range(2, rank + 2), 1, 0)
     elif weight.ndim == rank + 1:
         # A depthwise weight lacks the axis of the one input channel of each group.
         weight = weight[..., None, :]
-    fill = call.integer("pad_value") if "pad_value" in call.attrs else 0
     windows = window_view(call, channels_last(call, x), weight.shape[:rank], call.ints("dilations"), fill)
     windows = np.moveaxis(windows, rank + 1, -1)
     taken, made = weight.shape[-2], weight.shape[-1] // groups
@@ -291,12 +305,7 @@ def _convolution_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _byte_convolution_array(call: OpCall, arrays: Sequence[Array]) -> Array:
-    x, weight = (array.astype(np.int32) for array in arrays)
-    last = is_channels_last(call)
-    missing = weight.shape[-2 if last else 1] - x.shape[-1 if last else 1] if call.integer("groups") == 1 else 0
-    border = [(0, 0)] * x.ndim
-    border[-1 if last else 1] = (0, missing)
-    return _convolution_array(call, [np.pad(x, border, constant_values=call.integer("pad_value")), weight])
+    return _convolution_array(call, [array.astype(np.int32) for array in arrays])
 
 
 _ATTRS = {"strides": tuple, "pads": tuple, "dilations": tuple, "groups": int, "layout": str}

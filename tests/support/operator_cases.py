@@ -206,6 +206,7 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
         {**CONV, "pads": (0, 0, 0, 0), "layout": "NCHW", "pad_value": 7},
     ),
     ("qconv2d", [_bytes("uint8", 1, 5, 5, 16), _bytes("int8", 3, 3, 16)], {**CONV, "groups": 16, "pad_value": 255}),
+    ("conv2d", [_RNG.random((1, 5, 5, 3)).astype("bfloat16"), _RNG.random((3, 3, 4, 16)).astype("bfloat16")], CONV),
     ("qdense", [_bytes("uint8", 5, 12), _bytes("int8", 12, 16)], {}),
     ("qdense", [_bytes("int8", 5, 7), _bytes("int8", 7, 3)], {}),
     ("quantize", [_DATA, _SCALES, np.array([3, -2, 0], np.int8)], {"axis": 1}),
