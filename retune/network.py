@@ -371,7 +371,6 @@ class _Kind:
 
     @classmethod
     def of(cls, value: Any) -> "_Kind":
-        """The kind of an array."""
         # By the module's name: a program without PyTorch must not import it to find that out.
         if type(value).__module__.partition(".")[0] == "torch":
             return cls(_to_torch)

@@ -137,7 +137,6 @@ class _Frozen(torch.nn.Module):
                 self.register_buffer(f"weight_{index}", value.detach())
 
     def forward(self, *free: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The tensors that the graph returns."""
         rest = iter(free)
         arguments: list[Any] = [
             (getattr(self, f"weight_{index}", self._fixed[index]) if index in self._fixed else next(rest))

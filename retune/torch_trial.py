@@ -34,12 +34,10 @@ class Trial(torch.fx.Interpreter):
 
     @property
     def flops(self) -> int:
-        """FLOPs of all operators."""
         return sum(self._flops.values())
 
     @property
     def declined_flops(self) -> int:
-        """FLOPs of the operators declined."""
         return sum(self._flops[node.name] for node in self.declined)
 
     def judge(self, *arguments: Any) -> None:
@@ -56,7 +54,6 @@ class Trial(torch.fx.Interpreter):
                 self.taken.add(node.name)
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Run a node and note it as a case."""
         if n.op != "call_function":
             return super().run_node(n)
         with FlopCounterMode(display=False) as counter:

@@ -23,7 +23,6 @@ class _View:
     kwargs: Mapping[str, Any]
 
     def of(self, tensor: Any) -> Any:
-        """The view."""
         return self.target(tensor, *self.args, **self.kwargs)
 
 

@@ -153,7 +153,6 @@ class ParquetRecordStore(RecordStore):
     def tasks(
         self, target: str | None = None, device: str | None = None, threads: int | None = None
     ) -> list[dict[str, Any]]:
-        """See `RecordStore.tasks`."""
         key = ["target", "device", "threads", "task_key"]
         selection = Selection(None, target, device, threads)
         rows = self.table(selection, (*key, "task_name", "status", "seconds", "timestamp"))

@@ -39,7 +39,6 @@ class Canonicalize:
         self._taken = set(defined)
 
     def fresh(self, wish: str) -> str:
-        """An unused name."""
         name, count = wish, 0
         while name in self._taken:
             count += 1

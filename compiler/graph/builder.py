@@ -41,7 +41,6 @@ class GraphBuilder:
             self.input(value)
 
     def input(self, value: Value) -> str:
-        """Declare an input of the graph."""
         self._inputs.append(value)
         self._values[value.name] = value
         return value.name

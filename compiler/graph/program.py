@@ -87,7 +87,6 @@ Statement = Call | HostCall | Branch | Loop
 
 
 def reads(statement: Statement) -> tuple[str, ...]:
-    """The distinct names that a statement reads."""
     match statement:
         case Call() | HostCall():
             names: tuple[str, ...] = statement.inputs
@@ -104,7 +103,6 @@ def defines(statement: Statement) -> tuple[str, ...]:
 
 
 def calls(statement: Statement) -> tuple[str, ...]:
-    """The names of the functions that a statement calls."""
     match statement:
         case Branch():
             return statement.then.function, statement.otherwise.function

@@ -78,12 +78,10 @@ class Dim(_Integer):
 
     @classmethod
     def symbol(cls, name: str) -> "Dim":
-        """The dimension that is just the symbol `name`."""
         return cls({(name,): 1})
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The symbols that the dimension depends on."""
         symbols: set[str] = set()
         for atom in self._atoms():
             if isinstance(atom, str):

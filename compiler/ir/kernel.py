@@ -50,7 +50,6 @@ class Kernel:
 
     @property
     def ranges(self) -> Ranges:
-        """The ranges of `blockIdx` and `threadIdx`."""
         return {INDICES[kind]: (0, size - 1) for kind, size in self.sizes.items()}
 
     def bytes_of(self, *scopes: str) -> int:

@@ -64,35 +64,30 @@ class Attributed:
     attrs: Mapping[str, Attribute]
 
     def ints(self, key: str) -> tuple[int, ...]:
-        """The attribute `key`, a tuple of ints."""
         value = self.attrs.get(key)
         if not isinstance(value, tuple):
             raise self._wrong(key, "a tuple of ints")
         return value
 
     def integer(self, key: str) -> int:
-        """The attribute `key`, an int."""
         value = self.attrs.get(key)
         if not isinstance(value, int | Dim):
             raise self._wrong(key, "an int")
         return value
 
     def number(self, key: str) -> float:
-        """The attribute `key`, a number, as a float."""
         value = self.attrs.get(key)
         if not isinstance(value, int | float):
             raise self._wrong(key, "a number")
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """The attribute `key`, a bool."""
         value = self.attrs.get(key)
         if not isinstance(value, bool):
             raise self._wrong(key, "a bool")
         return value
 
     def text(self, key: str) -> str:
-        """The attribute `key`, a string."""
         value = self.attrs.get(key)
         if not isinstance(value, str):
             raise self._wrong(key, "a string")

@@ -69,7 +69,6 @@ class Dashboard:
         return bool(self._rows)
 
     def note(self, event: Event) -> None:
-        """Take an event in."""
         match event:
             case RunOpened():
                 self._rows = list(event.tasks)

@@ -57,7 +57,7 @@ The last line: the content of `report.json` in the run's folder.
 import json
 import re
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any
 
 from retune.compiler.tune.report import Report
 from retune.flows.cli.commands.output import json_line
@@ -67,20 +67,9 @@ from retune.flows.progress import Event, RoundDone, RunOpened
 _OF_TERMINALS = ("index", "untimed", "model")
 
 
-class JsonView:
-    """One line per event, all of them."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def show(self, event: Event) -> None:
-        """Write the event's line."""
-        self._stream.write(json_line(event_fields(event)) + "\n")
-        # A program that reads a pipe must see an event when it happens, not when a buffer is full.
-        self._stream.flush()
-
-    def close(self) -> None:
-        """Nothing is left open."""
+def event_line(event: Event) -> str:
+    """An event as one line, whatever its kind."""
+    return json_line(event_fields(event))
 
 
 def report_line(report: Report) -> str:

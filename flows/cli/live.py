@@ -4,24 +4,24 @@ What a view shows comes from the events alone.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
 
 from retune.flows.cli.commands.output import Mode
 from retune.flows.cli.dashboard import Dashboard
-from retune.flows.cli.json_view import JsonView
+from retune.flows.cli.json_view import event_line
 from retune.flows.progress import DETAILS, EVENT, LOGGER, Event
 
 REFRESHES_PER_SECOND = 2.0
 """Enough for a clock that ticks; more would take time from the programs that are measured."""
 
 
-class View(Protocol):
-    """Something that shows a run."""
+class View:
+    """What shows a run; this one shows nothing."""
 
     def show(self, event: Event) -> None:
         """Take note of one event."""
@@ -30,33 +30,26 @@ class View(Protocol):
         """Leave the screen as it should stay."""
 
 
-class PlainView:
-    """One line per event, for logs and pipes."""
+class LineView(View):
+    """Lines for logs, pipes and programs; an event may have none."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, line: Callable[[Event], str]) -> None:
         self._stream = stream
+        self._line = line
 
     def show(self, event: Event) -> None:
-        """Write the event's line, unless it is a detail."""
-        if not isinstance(event, DETAILS):
-            self._stream.write(f"{event}\n")
+        if line := self._line(event):
+            self._stream.write(f"{line}\n")
+            # A program that reads a pipe must see an event when it happens, not when a buffer is full.
             self._stream.flush()
 
-    def close(self) -> None:
-        """Nothing is left open."""
+
+def plain_line(event: Event) -> str:
+    """What people read about an event."""
+    return "" if isinstance(event, DETAILS) else str(event)
 
 
-class SilentView:
-    """Nothing at all."""
-
-    def show(self, event: Event) -> None:
-        """Show nothing."""
-
-    def close(self) -> None:
-        """Nothing is left open."""
-
-
-class LiveView:
+class LiveView(View):
     """Lines that scroll, and under them a dashboard that follows every event and the clock."""
 
     def __init__(self, console: Console, refreshes: float = REFRESHES_PER_SECOND) -> None:
@@ -78,8 +71,8 @@ class LiveView:
         self._dashboard.note(event)
         if self._dashboard.is_open and not self._live.is_started:
             self._live.start()
-        if not isinstance(event, DETAILS):
-            self._console.print(str(event), highlight=False, markup=False)
+        if line := plain_line(event):
+            self._console.print(line, highlight=False, markup=False)
         if self._live.is_started:
             self._live.refresh()
 
@@ -97,7 +90,6 @@ class _EventHandler(logging.Handler):
         self._view = view
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show the record's event, if any."""
         event = getattr(record, EVENT, None)
         if event is not None:
             self._view.show(event)
@@ -106,10 +98,10 @@ class _EventHandler(logging.Handler):
 def view_for(stream: TextIO, mode: Mode) -> View:
     """What shows a run on `stream`: live on a terminal, line by line elsewhere, as JSON lines, or not at all."""
     if mode is Mode.JSON:
-        return JsonView(stream)
+        return LineView(stream, event_line)
     if mode is Mode.QUIET:
-        return SilentView()
-    return LiveView(Console(file=stream)) if stream.isatty() else PlainView(stream)
+        return View()
+    return LiveView(Console(file=stream)) if stream.isatty() else LineView(stream, plain_line)
 
 
 @contextmanager

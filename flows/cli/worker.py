@@ -82,7 +82,6 @@ class JsonFormatter(logging.Formatter):
     """A log line as one JSON object: `time` in seconds since 1970, `level`, `text`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         return json_line({"time": record.created, "level": record.levelname, "text": record.getMessage()})
 
 

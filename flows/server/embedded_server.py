@@ -65,7 +65,6 @@ class EmbeddedServer:
             keep_tables(self._database)
 
     def stop(self) -> None:
-        """End the process."""
         self.process.terminate()
         try:
             self.process.wait(STOP_SECONDS)

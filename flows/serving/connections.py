@@ -53,7 +53,6 @@ class BoundedConnection(H11Protocol):
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
         self.timer.cancel()
         super().connection_lost(exc)
 
@@ -71,7 +70,6 @@ class _Sparse(logging.Filter):
     said: dict[tuple[object, ...], float] = {}  # noqa: RUF012 - all loggers share it
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is said."""
         key, now = (record.getMessage()[:100], record.exc_info and record.exc_info[0]), time.monotonic()
         if now - self.said.get(key, -REPEAT_SECONDS) < REPEAT_SECONDS:
             return False

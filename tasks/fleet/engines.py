@@ -250,7 +250,6 @@ class _Background:
         self._function = function
 
     def __call__(self, name: str, worker: str, request: str) -> Any:
-        """Answer a request."""
         return self._function(name, worker, request)
 
 

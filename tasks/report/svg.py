@@ -72,13 +72,11 @@ def rect(x: float, y: float, width: float, height: float, color: str, tip: str =
 
 
 def circle(x: float, y: float, radius: float, color: str, tip: str = "", opacity: float = 1.0) -> str:
-    """A dot."""
     style = f"fill:{color}" + (f";fill-opacity:{opacity:g}" if opacity < 1 else "")
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" style="{style}"{_close("circle", tip)}'
 
 
 def polyline(points: Iterable[tuple[float, float]], color: str, *, width: float = 1.5, dashes: str = "") -> str:
-    """A line through points."""
     text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
     return f'<polyline points="{text}" style="fill:none;stroke:{color}" stroke-width="{width:g}"{dashed}/>'

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.flows.cli.commands.output import Mode
-from retune.flows.cli.live import LiveView, PlainView, shown_on, view_for
+from retune.flows.cli.json_view import event_line
+from retune.flows.cli.live import LineView, LiveView, plain_line, shown_on, view_for
 from retune.flows.progress import EVENT, LOGGER, RoundDone, RoundStarted, RunOpened, TaskStopped, duration
 
 ROW = KernelRow("conv2d_3x3", "key", 4, 2e9)
@@ -40,7 +41,7 @@ def test_unknown_times_are_question_marks() -> None:
 
 def test_a_pipe_gets_one_line_per_event() -> None:
     stream = io.StringIO()
-    view = PlainView(stream)
+    view = LineView(stream, plain_line)
     for event in (OPENED, RoundStarted(0, "conv2d_3x3", 0), DONE):
         view.show(event)
     assert stream.getvalue() == f"{OPENED}\n{DONE}\n"
@@ -58,9 +59,12 @@ def test_a_terminal_gets_lines_and_a_board_that_goes_away() -> None:
 
 
 def test_the_view_fits_the_reader() -> None:
-    stream = io.StringIO()
-    kinds = {mode: type(view_for(stream, mode)).__name__ for mode in Mode}
-    assert kinds == {"people": "PlainView", "json": "JsonView", "quiet": "SilentView"}
+    shown = {}
+    for mode in Mode:
+        stream = io.StringIO()
+        view_for(stream, mode).show(DONE)
+        shown[mode] = stream.getvalue()
+    assert shown == {"people": f"{DONE}\n", "json": f"{event_line(DONE)}\n", "quiet": ""}
 
 
 def test_events_travel_as_log_records() -> None:

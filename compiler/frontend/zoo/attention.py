@@ -30,7 +30,6 @@ class Sizes:
 
     @property
     def head_width(self) -> int:
-        """Channels of one head."""
         return self.width // self.heads
 
     @property

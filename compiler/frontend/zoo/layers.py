@@ -155,7 +155,6 @@ class LayerWriter:
         return self._model
 
     def result(self, name: str, shape: Sequence[int | str], dtype: int = TensorProto.FLOAT) -> None:
-        """Declare a result."""
         self._graph.output.append(helper.make_tensor_value_info(name, dtype, list(shape)))
 
     def _normal(self, shape: tuple[int, ...], deviation: float) -> Floats:

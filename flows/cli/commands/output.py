@@ -135,7 +135,6 @@ class _Warnings(logging.Handler):
     """Says warnings of a log in the form of `complain`."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line."""
         complain(f"warning: {record.getMessage()}")
 
 
