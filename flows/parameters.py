@@ -42,11 +42,11 @@ _ALWAYS = ("threads", "target", "seed", "batch", "weights", "winograd")
 before there was such an option is still found.
 """
 
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., object])
 
 
 def add_options(
-    function: AnyFunction, wanted: Iterable[Field[Any]], annotation: Callable[[Field[Any]], Any]
+    function: AnyFunction, wanted: Iterable[Field[object]], annotation: Callable[[Field[object]], object]
 ) -> AnyFunction:
     """Give a function that ends in `**options` a parameter for each of the options wanted, before its own keyword-only
     ones. None, the default, stands for the setting.
@@ -75,7 +75,7 @@ def takes_options(*wanted: str) -> Callable[[AnyFunction], AnyFunction]:
     return decorate
 
 
-def _parameter(field: Field[Any]) -> Any:
+def _parameter(field: Field[object]) -> Any:
     kind, choices = kinds_of(TuneOptions)[field.name], info_of(field).choices
     return Annotated[kind | None, Described(json_schema_extra={"enum": [*choices]})] if choices else kind | None
 
@@ -163,7 +163,7 @@ class TuneJob:
         options = self.options
         return FleetPlan(options.fleet, self.storage, options.on_device or DEVICE) if options.fleet else None
 
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, object]:
         """The parameters of `tune_network` that make this job, which are those of `of`."""
         return {"network": self.network, "shapes": self.shapes, "home": str(self.place), **asdict(self.options)}
 

@@ -46,8 +46,8 @@ rounds are what its paper gives a task of a network.
 
 
 def compile(
-    model: Any,
-    *args: Any,
+    model: object,
+    *args: object,
     dynamic: bool = False,
     shapes: Mapping[str, Sequence[int]] | None = None,
     threads: int | None = None,
@@ -56,8 +56,8 @@ def compile(
     precision: str | None = None,
     tolerance: float | None = None,
     metric: str | Metric | None = None,
-    calibrate: Any = None,
-    **kwargs: Any,
+    calibrate: object = None,
+    **kwargs: object,
 ) -> Network:
     """Compile a model with the best programs that the store has for this machine; only precision "auto" measures.
 
@@ -103,16 +103,16 @@ def compile(
 
 
 def tune(
-    model: Any,
-    *args: Any,
+    model: object,
+    *args: object,
     minutes: float | None = None,
     trials: int | None = None,
     effort: str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     store: str | Path | None = None,
     progress: bool = True,
-    options: Mapping[str, Any] | None = None,
-    **kwargs: Any,
+    options: Mapping[str, object] | None = None,
+    **kwargs: object,
 ) -> Network:
     """Search for the fastest programs of a model's kernels on this machine, and compile it with them.
 
@@ -173,15 +173,15 @@ def _served(library: Library, home: Place) -> dict[str, TaskProgram]:
 
 
 def export(
-    model: Any,
+    model: object,
     path: str | Path,
-    *args: Any,
+    *args: object,
     runtime: str = "onnxruntime",
     shapes: Mapping[str, Sequence[int]] | None = None,
     threads: int | None = None,
     target: str | None = None,
     store: str | Path | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> ExportedModel:
     """Write a model for another runtime, compiled with the best programs that the store has; nothing is measured.
 
@@ -204,7 +204,7 @@ def export(
     return export_model(known.source, path, options, shapes or {}, home)[0]
 
 
-def profile(network: Network, *args: Any, **kwargs: Any) -> NetworkReport:
+def profile(network: Network, *args: object, **kwargs: object) -> NetworkReport:
     """Where the time of a run on the given inputs goes; zeros unless given. Raises: OptionError."""
     if not isinstance(network, Network):
         raise OptionError(f"a compiled network is needed, such as retune.compile makes, not {network!r:.80}")
@@ -233,9 +233,9 @@ def explain(network: Network, kernel: str) -> Explanation:
 
 def _model_of(
     function: Callable[..., Any],
-    model: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    model: object,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     store: str | Path | None,
     *,
     dynamic: bool = False,
@@ -277,7 +277,7 @@ def _shape_texts(shapes: Mapping[str, Sequence[int]] | None) -> tuple[str, ...]:
     return tuple(f"{name}={','.join(map(str, extents))}" for name, extents in shapes.items())
 
 
-def _flags(options: Mapping[str, Any], shapes: Sequence[str], store: str | None) -> list[str]:
+def _flags(options: Mapping[str, object], shapes: Sequence[str], store: str | None) -> list[str]:
     """The options as arguments of `retune tune`."""
     kinds = kinds_of(TuneOptions)
     flags = [flag for text in shapes for flag in ("--shape", text)]

@@ -5,12 +5,12 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -25,6 +25,11 @@ from retune.compiler.frontend.model_file import read_model, with_external_weight
 from retune.compiler.runtime.atomic_write import atomic_write
 from retune.network import Signature
 
+if TYPE_CHECKING:
+    import onnx_ir
+    import torch
+    from torch.utils import _pytree as pytree
+
 _COLORS = re.compile(r"\x1b\[[\d;]*m")
 
 
@@ -38,7 +43,9 @@ class Model:
     signature: Signature | None = None
 
 
-def model_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], folder: Path, *, dynamic: bool) -> Model:
+def model_of(
+    model: object, args: tuple[object, ...], kwargs: Mapping[str, object], folder: Path, *, dynamic: bool
+) -> Model:
     """The model as a name or a file, which is written into `folder` where there is none yet.
 
     `model` is a name of the zoo, a path, an ONNX model or its bytes, or a `torch.nn.Module` with example inputs.
@@ -49,8 +56,8 @@ def model_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], folde
     if isinstance(model, str | Path):
         return Model(str(model))
     if isinstance(model, bytes | onnx.ModelProto):
-        model = read_model(model)
-        return Model(store_onnx(model, model.graph.name or "model", folder))
+        proto = read_model(model)
+        return Model(store_onnx(proto, proto.graph.name or "model", folder))
     if is_torch_module(model):
         return _exported(model, args, kwargs, folder, dynamic=dynamic)
     raise ModelFormatError(
@@ -59,7 +66,7 @@ def model_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], folde
     )
 
 
-def is_torch_module(model: Any) -> bool:
+def is_torch_module(model: object) -> bool:
     """Whether `model` is a `torch.nn.Module`; PyTorch is not imported, which takes seconds."""
     return any(
         kind.__module__ == "torch.nn.modules.module" and kind.__name__ == "Module" for kind in type(model).__mro__
@@ -104,13 +111,13 @@ class TorchSignature:
     result; `input_places` says which leaves of the arguments are inputs of the network.
     """
 
-    arguments: Any
-    returns: Any
+    arguments: "pytree.TreeSpec"
+    returns: "pytree.TreeSpec | None"
     input_places: tuple[int, ...]
-    constants: tuple[Any, ...]
+    constants: tuple[object, ...]
     """The leaves of the example's arguments that are no tensors; None for those that are."""
 
-    def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    def inputs(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:
         """The tensors among the arguments. Raises: OptionError when the structure differs from the example's."""
         from torch.utils import _pytree as pytree
 
@@ -122,7 +129,7 @@ class TorchSignature:
                 raise OptionError(f"the network was compiled for the argument {known!r}, not {leaf!r}")
         return [leaves[index] for index in self.input_places]
 
-    def result(self, outputs: list[Any]) -> Any:
+    def result(self, outputs: list[object]) -> object:
         """What the module returns."""
         from torch.utils import _pytree as pytree
 
@@ -132,7 +139,7 @@ class TorchSignature:
         return pytree.tree_unflatten(outputs, self.returns)
 
 
-def _described(structure: Any) -> str:
+def _described(structure: "pytree.TreeSpec") -> str:
     """Arguments as they stand in a call: `(..., mask=...)`. Each tensor or number is an ellipsis."""
     from torch.utils import _pytree as pytree
 
@@ -141,7 +148,9 @@ def _described(structure: Any) -> str:
     return f"the arguments ({', '.join(items)})".replace("Ellipsis", "...")[:300]
 
 
-def _exported(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], folder: Path, *, dynamic: bool) -> Model:
+def _exported(
+    module: "torch.nn.Module", args: tuple[object, ...], kwargs: Mapping[str, object], folder: Path, *, dynamic: bool
+) -> Model:
     import torch
     from torch.utils import _pytree as pytree
 
@@ -168,13 +177,13 @@ def _exported(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], fol
 
 
 def export_onnx(
-    module: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    module: "torch.nn.Module",
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     *,
     dynamic: bool = False,
-    shapes: Mapping[str, Any] | None = None,
-) -> tuple[onnx.ModelProto, Any]:
+    shapes: Mapping[str, object] | None = None,
+) -> tuple[onnx.ModelProto, "pytree.TreeSpec"]:
     """A PyTorch module as an ONNX model, and the structure of what it returns. With `dynamic` every dimension of the
     inputs that the module lets vary is dynamic; `shapes` says instead which are, as `torch.export` takes it.
 
@@ -221,7 +230,7 @@ def export_onnx(
     return proto, returns
 
 
-def _repair(graph: Any, returned: Any) -> None:
+def _repair(graph: "onnx_ir.Graph", returned: "Sequence[torch.fx.Node]") -> None:
     """Correct what PyTorch's exporter gets wrong: `any` of no elements, and reductions of halves that are `returned`,
     which it widens and does not cast back.
     """
@@ -257,12 +266,14 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {_COLORS.sub('', line).strip()}"[:300]
 
 
-def _dynamic_shapes(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _dynamic_shapes(
+    module: "torch.nn.Module", args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> dict[str, object]:
     """Every dimension of every tensor may vary, by the names of the module's parameters."""
     import torch
     from torch.utils import _pytree as pytree
 
-    def shape(leaf: Any) -> Any:
+    def shape(leaf: object) -> object:
         return dict.fromkeys(range(leaf.dim()), torch.export.Dim.AUTO) if isinstance(leaf, torch.Tensor) else None
 
     given = inspect.signature(module.forward).bind(*args, **kwargs).arguments

@@ -47,10 +47,10 @@ microseconds, more than copying a smaller array.
 class Signature(Protocol):
     """How a model is called: turns its arguments into the inputs of the network, and outputs into its result."""
 
-    def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    def inputs(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:
         """The arrays for the inputs of the network, in order."""
 
-    def result(self, outputs: list[Any]) -> Any:
+    def result(self, outputs: list[object]) -> object:
         """What the model returns, made of the outputs of the network."""
 
 
@@ -60,7 +60,7 @@ class InputNames:
 
     names: tuple[str, ...]
 
-    def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    def inputs(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:
         """The arrays in the inputs' order. Raises: OptionError when an input is missing, unknown or given twice."""
         given = dict(zip(self.names, args, strict=False))
         if len(args) > len(self.names):
@@ -77,7 +77,7 @@ class InputNames:
             raise OptionError(f"no value for {', '.join(missing)}; the inputs are {', '.join(self.names)}")
         return [given[name] for name in self.names]
 
-    def result(self, outputs: list[Any]) -> Any:
+    def result(self, outputs: list[object]) -> object:
         """A single output itself, else a tuple."""
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -159,7 +159,7 @@ class Network:
         """The outputs by name, as `inputs`; empty where shapes are not known before a run."""
         return self._calls.outputs
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the network. Raises: OptionError when an input is missing, or is of another shape or type."""
         values = self._signature.inputs(args, kwargs)
         kind = _Kind.of(values[0]) if values else _Kind(None)
@@ -198,7 +198,7 @@ class Network:
         """Where the time of a run on zeros goes, measured now. Raises: OptionError for shapes that are not known."""
         return self._calls.report(None)
 
-    def profile(self, *args: Any, **kwargs: Any) -> NetworkReport:
+    def profile(self, *args: object, **kwargs: object) -> NetworkReport:
         """The same for a run on the given inputs."""
         return self._calls.report(self._signature.inputs(args, kwargs))
 
@@ -235,11 +235,11 @@ class _Calls(Protocol):
     outputs: dict[str, str]
     coverage: str
 
-    def run(self, values: Sequence[Any], kind: "_Kind") -> list[Any]: ...
+    def run(self, values: Sequence[object], kind: "_Kind") -> list[object]: ...
 
     def benchmark(self, repeat: int) -> float: ...
 
-    def report(self, values: Sequence[Any] | None) -> NetworkReport: ...
+    def report(self, values: Sequence[object] | None) -> NetworkReport: ...
 
 
 class _GraphCalls:
@@ -283,24 +283,25 @@ class _GraphCalls:
             executor: GraphExecutor = self._library["default"](*devices)
         return executor
 
-    def run(self, values: Sequence[Any], kind: "_Kind") -> list[Any]:
+    def run(self, values: Sequence[object], kind: "_Kind") -> list[object]:
         executor = self._take()
         try:
             for index, (spec, value) in enumerate(zip(self._inputs, values, strict=True)):
                 _set_input(executor, index, spec, value)
-            results: list[Any] = []
+            arrays: list[Array | None] = []
             for index, spec in enumerate(self._outputs):
                 if self._writes_in_place[index]:
                     # A fresh array for the caller, written in place: large outputs are not copied.
                     array = aligned_array(spec.shape, spec.dtype)
                     executor.set_output_zero_copy(index, array)
-                    results.append(array)
+                    arrays.append(array)
                 else:
-                    results.append(None)
+                    arrays.append(None)
             executor.run()
-            for index, array in enumerate(results):
-                results[index] = kind.made_of(executor.get_output(index) if array is None else array)
-            return results
+            return [
+                kind.made_of(executor.get_output(index) if array is None else array)
+                for index, array in enumerate(arrays)
+            ]
         finally:
             self._idle.append(executor)
 
@@ -308,7 +309,7 @@ class _GraphCalls:
         # An executor of its own: that of a call may still write into the array that the call returned.
         return self._create().benchmark(TimeEvaluator(repeat=repeat, min_repeat_ms=1)).median
 
-    def report(self, values: Sequence[Any] | None) -> NetworkReport:
+    def report(self, values: Sequence[object] | None) -> NetworkReport:
         executor = self._create()  # as in `benchmark`
         for index, value in enumerate(values or ()):
             executor.set_input(index, _as_numpy(value))
@@ -346,7 +347,7 @@ class _MachineCalls:
         except IndexError:
             return VirtualMachine(self._executable)
 
-    def run(self, values: Sequence[Any], kind: "_Kind") -> list[Any]:
+    def run(self, values: Sequence[object], kind: "_Kind") -> list[object]:
         machine = self._take()
         try:
             outputs = machine.run(*map(_as_numpy, values))
@@ -357,7 +358,7 @@ class _MachineCalls:
     def benchmark(self, repeat: int) -> float:  # noqa: ARG002 - as its sibling
         raise OptionError("the network has dynamic shapes: time calls of it with inputs of the shape that you mean")
 
-    def report(self, values: Sequence[Any] | None) -> NetworkReport:  # noqa: ARG002
+    def report(self, values: Sequence[object] | None) -> NetworkReport:  # noqa: ARG002
         raise NotYetError("the network has dynamic shapes: only one of known shapes can be profiled by kernel so far")
 
 
@@ -366,11 +367,11 @@ class _Kind:
 
     __slots__ = ("_make",)
 
-    def __init__(self, make: Callable[[Array], Any] | None) -> None:
+    def __init__(self, make: Callable[[Array], object] | None) -> None:
         self._make = make
 
     @classmethod
-    def of(cls, value: Any) -> "_Kind":
+    def of(cls, value: object) -> "_Kind":
         # By the module's name: a program without PyTorch must not import it to find that out.
         if type(value).__module__.partition(".")[0] == "torch":
             return cls(_to_torch)
@@ -379,12 +380,12 @@ class _Kind:
             return cls(None)
         return cls(space().from_dlpack)
 
-    def made_of(self, array: Array) -> Any:
+    def made_of(self, array: Array) -> object:
         """The same numbers, in the same memory, as an array of this kind."""
         return array if self._make is None else self._make(array)
 
 
-def _to_torch(array: Array) -> Any:
+def _to_torch(array: Array) -> object:
     import torch
 
     if array.dtype.name == "bfloat16":  # NumPy's DLPack does not know it
@@ -422,7 +423,7 @@ def _as_numpy(value: Any) -> Any:
         raise OptionError(f"a {type(value).__name__} was given, whose memory cannot be read: {error}") from error
 
 
-def _set_input(executor: GraphExecutor, index: int, spec: BufferSpec, value: Any) -> None:
+def _set_input(executor: GraphExecutor, index: int, spec: BufferSpec, value: object) -> None:
     """Let the executor read an array where it lies, or copy what is not aligned or dense. Raises: OptionError."""
     array = _as_numpy(value)
     if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__") and not on_gpu(array):
@@ -445,7 +446,7 @@ def _described(spec: BufferSpec) -> str:
     return f"{spec.dtype}{list(spec.shape)}"
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[object]:
     """The arrays in what a virtual machine returns: one, or a structure of them."""
     if isinstance(value, Sequence) and not isinstance(value, np.ndarray | str):
         for part in value:

@@ -30,7 +30,7 @@ from retune.compiler.core.errors import ModelError, OptionError, ShapeMismatchEr
 from retune.models import Model, export_onnx, store_onnx
 from retune.network import Network
 from retune.torch_trial import DECLINED, Trial
-from retune.torch_views import Views, listed
+from retune.torch_views import Argument, Returned, Views, listed
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +39,9 @@ MOST_SHAPES = 8
 """For how many different shapes of its inputs a graph is compiled; calls with further shapes run as PyTorch would."""
 
 OPTIONS = ("tune", "minutes", "trials", "effort", "threads", "store")
+
+
+Call = Callable[[Sequence[Argument]], Returned]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,11 @@ class Fallback:
 
 def retune_backend(
     graph: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[Argument],
     *,
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., Returned]:
     """Compile a captured graph for inference.
 
     `options` are `minutes`, `trials` or `effort` of the search, which is "quick" unless given; `{"tune": False}` takes
@@ -74,14 +77,14 @@ def retune_backend(
             "or torch.no_grad()"
         )
 
-    def compile_forward(forward: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile_forward(forward: torch.fx.GraphModule, _inputs: Sequence[Argument]) -> Callable[..., Returned]:
         views = Views(forward)
         compiled = _Forward(forward, _weights(graph, forward), chosen)
         # AOTAutograd's calling convention: one list of arguments, which the callee may empty to free them early.
-        boxed: Callable[..., Any] = make_boxed_func(lambda *given: views.of(compiled(*given)))
+        boxed: Callable[..., Returned] = make_boxed_func(lambda *given: views.of(compiled(*given)))
         return boxed
 
-    made: Callable[..., Any] = aot_autograd(fw_compiler=compile_forward, inference_compiler=compile_forward)(
+    made: Callable[..., Returned] = aot_autograd(fw_compiler=compile_forward, inference_compiler=compile_forward)(
         graph, example_inputs
     )
     return made
@@ -122,7 +125,7 @@ class _Frozen(torch.nn.Module):
     def __init__(
         self,
         forward: torch.fx.GraphModule,
-        arguments: Sequence[Any],
+        arguments: Sequence[Argument],
         fixed: Sequence[int],
         extents: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
@@ -138,7 +141,7 @@ class _Frozen(torch.nn.Module):
 
     def forward(self, *free: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rest = iter(free)
-        arguments: list[Any] = [
+        arguments: list[Argument] = [
             (getattr(self, f"weight_{index}", self._fixed[index]) if index in self._fixed else next(rest))
             for index in range(self._count)
         ]
@@ -151,7 +154,7 @@ class _Frozen(torch.nn.Module):
 class _Compiled:
     """The network of a graph for inputs of known shapes and for its weights as they are now."""
 
-    def __init__(self, forward: torch.fx.GraphModule, arguments: Sequence[Any], fixed: Sequence[int],
+    def __init__(self, forward: torch.fx.GraphModule, arguments: Sequence[Argument], fixed: Sequence[int],
                  options: Mapping[str, Any]) -> None:  # fmt: skip
         self._free = [index for index in range(len(arguments)) if index not in fixed]
         self._weights = [arguments[index] for index in fixed if isinstance(arguments[index], torch.Tensor)]
@@ -174,11 +177,11 @@ class _Compiled:
         else:
             self._network = compile(model, store=store, threads=threads)
 
-    def is_current(self, weights: Sequence[Any]) -> bool:
+    def is_current(self, weights: Sequence[torch.Tensor]) -> bool:
         """Whether the weights are those that were compiled in, and nothing has written to them."""
         return _are_current(weights, self._weights, self._versions)
 
-    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+    def __call__(self, arguments: Sequence[Argument]) -> list[torch.Tensor]:
         outputs = self._network(*(arguments[index] for index in self._free))
         tensors = iter(outputs if isinstance(outputs, tuple) else (outputs,))
         return [next(tensors) if known is None else known[0] for known in self._returns]
@@ -192,7 +195,11 @@ class _Dynamic:
     """
 
     def __init__(
-        self, forward: torch.fx.GraphModule, arguments: Sequence[Any], fixed: Sequence[int], options: Mapping[str, Any]
+        self,
+        forward: torch.fx.GraphModule,
+        arguments: Sequence[Argument],
+        fixed: Sequence[int],
+        options: Mapping[str, Any],
     ) -> None:
         inputs = [node.meta.get("val") for node in forward.graph.nodes if node.op == "placeholder"]
         self._free = [index for index in range(len(arguments)) if index not in fixed]
@@ -228,11 +235,11 @@ class _Dynamic:
         model = Model(store_onnx(proto, "torch", models_folder(options.get("store"))))
         self._network = compile(model, dynamic=True, store=options.get("store"), threads=options.get("threads"))
 
-    def is_current(self, weights: Sequence[Any]) -> bool:
+    def is_current(self, weights: Sequence[torch.Tensor]) -> bool:
         """Whether the weights are those that were compiled in, and nothing has written to them."""
         return _are_current(weights, self._weights, self._versions)
 
-    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+    def __call__(self, arguments: Sequence[Argument]) -> list[torch.Tensor]:
         outputs = self._network(*(arguments[index] for index in self._free))
         return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
@@ -250,14 +257,14 @@ class _Forward:
         self._weights = sorted(weights)
         self._options = options
         self._is_whole = whole
-        self._known: dict[tuple[Any, ...], Callable[[Sequence[Any]], Any]] = {}
+        self._known: dict[tuple[object, ...], Call] = {}
         places = [node.meta.get("val") for node in forward.graph.nodes if node.op == "placeholder"]
         self._is_dynamic = any(isinstance(value, torch.SymInt) for value in places)
         """Whether it has symbolic extents that the virtual machine takes, as far as is known."""
         self._dynamic: _Dynamic | None = None
         self._has_warned = False
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Argument) -> Returned:
         """What the graph returns."""
         if self._is_dynamic and (outputs := self._for_any_shape(arguments)) is not None:
             return outputs
@@ -277,7 +284,7 @@ class _Forward:
                 known = self._known[key] = self._compile(arguments)
         return self._in_torch(arguments) if known is None else known(arguments)
 
-    def _for_any_shape(self, arguments: Sequence[Any]) -> list[Any] | None:
+    def _for_any_shape(self, arguments: Sequence[Argument]) -> list[torch.Tensor] | None:
         """What the graph returns, from the virtual machine; None, and one warning, where it cannot take the graph."""
         weights = [arguments[index] for index in self._weights]
         try:
@@ -294,28 +301,28 @@ class _Forward:
             self._is_dynamic, self._dynamic = False, None
             return None
 
-    def _warn(self, text: str, *values: Any, fallback: Fallback | None = None) -> None:
+    def _warn(self, text: str, *values: object, fallback: Fallback | None = None) -> None:
         """Say once what this graph does not get; further shapes of it differ little."""
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
         _log.log(level, text, *values, extra={"fallback": fallback})
 
-    def _fixed(self, arguments: Sequence[Any]) -> list[int]:
+    def _fixed(self, arguments: Sequence[Argument]) -> list[int]:
         return [
             *self._weights,
             *(index for index, arg in enumerate(arguments) if not isinstance(arg, torch.Tensor)),
         ]
 
     @staticmethod
-    def _runs_here(arguments: Sequence[Any], fixed: Sequence[int]) -> bool:
+    def _runs_here(arguments: Sequence[Argument], fixed: Sequence[int]) -> bool:
         """Whether something depends on an input, and all is on the CPU."""
         tensors = [arg for arg in arguments if isinstance(arg, torch.Tensor)]
         return len(fixed) < len(arguments) and all(arg.device.type == "cpu" for arg in tensors)
 
-    def _in_torch(self, arguments: Sequence[Any]) -> Any:
+    def _in_torch(self, arguments: Sequence[Argument]) -> Returned:
         return self._forward(*arguments)
 
-    def _compile(self, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+    def _compile(self, arguments: Sequence[Argument]) -> Call:
         fixed = self._fixed(arguments)
         if not self._runs_here(arguments, fixed):
             return self._in_torch
@@ -331,7 +338,7 @@ class _Forward:
                        fallback=Fallback(names, counter.get_total_flops()))  # fmt: skip
             return self._in_torch
 
-    def _compile_parts(self, arguments: Sequence[Any], error: Exception) -> Callable[[Sequence[Any]], Any]:
+    def _compile_parts(self, arguments: Sequence[Argument], error: Exception) -> Call:
         """The graph in parts, and one warning that names the operators which stay with PyTorch."""
         trial = Trial(self._forward)
         trial.judge(*arguments)
@@ -358,7 +365,7 @@ class _Forward:
         for node in split.graph.nodes:
             if node.op == "call_module":
                 weights = [index for index, arg in enumerate(node.args) if arg in constant]
-                part: Any = split.get_submodule(str(node.target))
+                part: torch.fx.GraphModule = split.get_submodule(str(node.target))
                 is_single = isinstance(part.graph.output_node().args[0], torch.fx.Node)
                 compiled = _Forward(part, weights, self._options, whole=False)
                 split.set_submodule(str(node.target), _Part(compiled, is_single=is_single))
@@ -373,7 +380,7 @@ class _Part(torch.nn.Module):
         self._compiled = compiled
         self._is_single = is_single
 
-    def forward(self, *arguments: Any) -> Any:
+    def forward(self, *arguments: Argument) -> Returned:
         """What the part returns: one value, or several."""
         outputs = self._compiled(*arguments)
         return outputs[0] if isinstance(outputs, list) and self._is_single else outputs
@@ -417,7 +424,9 @@ def _operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
     return tuple(sorted({str(node.target) for node in nodes}))
 
 
-def _are_current(weights: Sequence[Any], known: Sequence[Any], versions: Sequence[Any]) -> bool:
+def _are_current(
+    weights: Sequence[torch.Tensor], known: Sequence[torch.Tensor], versions: Sequence[tuple[int, int]]
+) -> bool:
     pairs = zip(weights, known, versions, strict=True)
     # Identity first: a weight that was replaced may lie at the address of the old weight.
     return all(weight is other and _version(weight) == version for weight, other, version in pairs)

@@ -40,7 +40,7 @@ class Trial(torch.fx.Interpreter):
     def declined_flops(self) -> int:
         return sum(self._flops[node.name] for node in self.declined)
 
-    def judge(self, *arguments: Any) -> None:
+    def judge(self, *arguments: object) -> None:
         """Run the graph and fill `taken` and `declined`."""
         self.run(*arguments)
         # Alike names side by side: what is declined of an operator is found in few exports.
@@ -75,7 +75,13 @@ class _Operator:
     undefined. `read` are the items that the graph reads of a sequence, None where it reads all that is returned.
     """
 
-    def __init__(self, target: Any, leaves: Sequence[Any], structure: Any, read: Sequence[int] | None) -> None:
+    def __init__(
+        self,
+        target: torch._ops.OpOverload,
+        leaves: Sequence[object],
+        structure: pytree.TreeSpec,
+        read: Sequence[int] | None,
+    ) -> None:
         self._target = target
         self._read = read
         self._structure = structure
@@ -87,7 +93,7 @@ class _Operator:
             if isinstance(leaf, torch.Tensor)
         )
 
-    def __call__(self, tensors: Iterator[torch.Tensor]) -> Any:
+    def __call__(self, tensors: Iterator[torch.Tensor]) -> object:
         """What the graph reads of the result."""
         leaves = [next(tensors) if fixed is None else fixed[0] for fixed in self._fixed]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
@@ -102,7 +108,7 @@ class _Operators(torch.nn.Module):
         super().__init__()
         self._cases = cases
 
-    def forward(self, *tensors: torch.Tensor) -> Any:
+    def forward(self, *tensors: torch.Tensor) -> list[object]:
         """What the operators return."""
         rest = iter(tensors)
         return [case(rest) for case in self._cases]

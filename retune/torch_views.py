@@ -3,14 +3,18 @@
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
 
+Argument: TypeAlias = torch.Tensor | torch.SymInt
+"""What a captured graph takes: tensors, and the extents that are symbols."""
+Returned: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
+"""What a graph returns: a part of a graph may return one tensor."""
 
-def listed(returned: Any) -> Sequence[Any]:
-    """What a graph returns as a sequence: a part of a graph may return one tensor."""
+
+def listed(returned: Returned) -> Sequence[torch.Tensor]:
     return (returned,) if isinstance(returned, torch.Tensor) else returned
 
 
@@ -18,11 +22,11 @@ def listed(returned: Any) -> Sequence[Any]:
 class _View:
     """A view of a tensor: the operator, and its arguments after the tensor."""
 
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    target: torch._ops.OpOverload
+    args: tuple[torch.fx.node.Argument, ...]
+    kwargs: Mapping[str, torch.fx.node.Argument]
 
-    def of(self, tensor: Any) -> Any:
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.target(tensor, *self.args, **self.kwargs)
 
 
@@ -35,7 +39,7 @@ class Views:
         (output,) = forward.graph.find_nodes(op="output")
         chains = [_view_chain(node) for node in output.args[0]]
         roots = [root for root, _ in chains]
-        returned: list[Any] = []
+        returned: list[torch.fx.Node] = []
         self._made: list[tuple[int, list[_View]]] = []
         """For each output which of the returned values it is made of, and by which views of that."""
         self._is_plain = True
@@ -56,7 +60,7 @@ class Views:
                     forward.graph.erase_node(node)
             forward.recompile()
 
-    def of(self, returned: Any) -> Any:
+    def of(self, returned: Returned) -> Returned:
         """The outputs of the graph as it was."""
         if self._is_plain:
             return returned
@@ -75,7 +79,7 @@ def _view(node: torch.fx.Node) -> _View:
     return _View(target, node.args[1:], dict(node.kwargs))
 
 
-def _view_chain(value: Any) -> tuple[Any, list[torch.fx.Node]]:
+def _view_chain(value: torch.fx.node.Argument) -> tuple[torch.fx.node.Argument, list[torch.fx.Node]]:
     """What a value that a graph returns is a view of, and the views from that to the value."""
     nodes: list[torch.fx.Node] = []
     while _is_view(value) or (_calls(value, operator.getitem) and _is_view(value.args[0])):
@@ -84,18 +88,18 @@ def _view_chain(value: Any) -> tuple[Any, list[torch.fx.Node]]:
     return value, nodes
 
 
-def _calls(value: Any, function: Any) -> bool:
+def _calls(value: torch.fx.node.Argument, function: object) -> bool:
     return isinstance(value, torch.fx.Node) and value.op == "call_function" and value.target is function
 
 
-def _is_returnable(root: Any) -> bool:
+def _is_returnable(root: torch.fx.node.Argument) -> bool:
     """Whether a compiled graph may return what others are views of: a value of its own, in a type that ONNX has."""
     if not isinstance(root, torch.fx.Node) or root.op == "placeholder":
         return False
     return not (isinstance(value := root.meta.get("val"), torch.Tensor) and value.is_complex())
 
 
-def _is_view(value: Any) -> bool:
+def _is_view(value: torch.fx.node.Argument) -> bool:
     """Whether a value is a view of a tensor, or a list of views, as `split` returns it, with arguments that are known
     before the graph runs.
     """

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
@@ -48,7 +47,7 @@ def content_key(files: Mapping[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-def key_of(summary: Mapping[str, Any] | None) -> str | None:
+def key_of(summary: Mapping[str, object] | None) -> str | None:
     """The content key of a run's files in the store, from its summary in the ledger; None for a run that stored none,
     as in a folder, where the summary has the path of the network.
     """

@@ -64,13 +64,13 @@ def _utf8(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def to_table(records: Sequence[MeasureRecord]) -> Any:
+def to_table(records: Sequence[MeasureRecord]) -> pa.Table:
     """Canonical records as an Arrow table with `SCHEMA`, in order.
 
     Raises:
         StoreError: an integer is too large for its column.
     """
-    columns: dict[str, list[Any]] = {name: [getattr(record, name) for record in records] for name in FIELDS}
+    columns: dict[str, list[object]] = {name: [getattr(record, name) for record in records] for name in FIELDS}
     columns["costs"] = [list(record.costs) for record in records]
     columns["seconds"] = [s if math.isfinite(s) else None for s in (r.seconds for r in records)]
     columns["status"] = [int(record.status) for record in records]
@@ -82,7 +82,7 @@ def to_table(records: Sequence[MeasureRecord]) -> Any:
         raise StoreError(f"cannot store the records: {error}") from error
 
 
-def from_table(table: Any, source: str = "the table") -> list[MeasureRecord]:
+def from_table(table: pa.Table, source: str = "the table") -> list[MeasureRecord]:
     """The records of a table with `SCHEMA`, in order; derived columns are recomputed, not read.
 
     `source` names the file in errors.

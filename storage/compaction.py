@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +61,7 @@ class Retention:
             return None
         return cls(1 if best is None else best, 0.0 if days is None else days)
 
-    def keeps(self, table: Any, unfinished: Collection[str], now: float) -> Any:
+    def keeps(self, table: pa.Table, unfinished: Collection[str], now: float) -> pa.Table:
         """Mask of the rows of a table that stay; its rows are of one task and device.
 
         The newest confirmation stays. Trials with only a short measurement count as slower than all others, as when a
@@ -143,7 +143,7 @@ def _kind(blobs: BlobStore, name: str) -> tuple[Key | None, int]:
 class _Merged:
     """The merged rows of files of one task and device, and the names of those files."""
 
-    def __init__(self, folder: str, names: Sequence[str], table: Any) -> None:
+    def __init__(self, folder: str, names: Sequence[str], table: pa.Table) -> None:
         self._folder, self._names, self._table = folder, names, table
         self.dropped = 0
 
@@ -185,7 +185,7 @@ class _Merged:
         )
 
 
-def _unique(table: Any) -> Any:
+def _unique(table: pa.Table) -> pa.Table:
     """The first row of every record id."""
     # `np.unique` gives the first index of each value, so among duplicates the oldest file's row stays.
     _, first = np.unique(table.column("record_id").to_numpy(zero_copy_only=False), return_index=True)

@@ -38,7 +38,7 @@ class Summary(TypedDict, total=False):
     trials: Count | None
     untuned_seconds: float | None
     tuned_seconds: float | None
-    artifact: Any
+    artifact: object
 
 
 class Contender(TypedDict):

@@ -128,7 +128,7 @@ class ParquetRecordStore(RecordStore):
             return self.scan_best(selection)  # a winner is gone: look for the next
         return winners
 
-    def table(self, selection: Selection = _ALL, columns: Sequence[str] = tuple(SCHEMA.names)) -> Any:
+    def table(self, selection: Selection = _ALL, columns: Sequence[str] = tuple(SCHEMA.names)) -> pa.Table:
         """The distinct records of a selection as an Arrow table, in the order of `records`. `columns` are names of
         `retune.storage.schema.COLUMNS`. Much faster than `records` for many of them.
         """

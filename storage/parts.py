@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -57,7 +56,7 @@ def encode(records: Sequence[MeasureRecord]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def encode_compacted(table: Any) -> bytes:
+def encode_compacted(table: pa.Table) -> bytes:
     """The Parquet file of a table with `SCHEMA`, with row groups that can be read separately: a small first group,
     since the fastest rows come first.
     """
@@ -93,7 +92,7 @@ class Outline:
     fastest: tuple[int, ...]
 
 
-def read_part(blobs: BlobStore, name: str) -> Any:
+def read_part(blobs: BlobStore, name: str) -> pa.Table:
     """One file as an Arrow table of the current schema.
 
     Raises:
@@ -111,7 +110,7 @@ def read_part(blobs: BlobStore, name: str) -> Any:
         return upgrade(file.read(use_threads=False), version, where)
 
 
-def read_columns(blobs: BlobStore, name: str, columns: Sequence[str]) -> Any:
+def read_columns(blobs: BlobStore, name: str, columns: Sequence[str]) -> pa.Table:
     """Some columns of one file, as an Arrow table. Raises like `read_part`."""
     where = blobs.where(name)
     data = blobs.read(name)
@@ -151,7 +150,7 @@ def read_outline(blobs: BlobStore, name: str) -> Outline | None:
     return Outline(key, least, metadata.num_rows, len(groups), fastest)
 
 
-def _group_outline(group: Any) -> tuple[Key | None, float]:
+def _group_outline(group: pq.RowGroupMetaData) -> tuple[Key | None, float]:
     """The key shared by all rows of a group, None if unknown, and the least of their seconds."""
     *columns, seconds = [group.column(index).statistics for index in _OUTLINE_COLUMNS]
     if any(column is None or not column.has_min_max or column.min != column.max for column in columns):
@@ -162,7 +161,7 @@ def _group_outline(group: Any) -> tuple[Key | None, float]:
     return (task_key, target, device, threads), seconds.min if seconds.has_min_max else math.inf
 
 
-def read_fastest(blobs: BlobStore, name: str, outline: Outline) -> Any:
+def read_fastest(blobs: BlobStore, name: str, outline: Outline) -> pa.Table:
     """The fastest rows, read without most others, as an Arrow table of the current schema. Raises like `read_part`."""
     try:
         with blobs.open(name) as raw, pq.ParquetFile(raw, page_checksum_verification=True) as file:

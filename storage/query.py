@@ -40,7 +40,7 @@ except ImportError:  # the extra `report` is not installed; `connect` reports it
 _ATTEMPTS, _PAUSE_SECONDS = 10, 0.02
 """Attempts of a query during compactions, and the increment of the wait before each."""
 
-_ARROW: Mapping[str, Any] = {
+_ARROW: Mapping[str, pa.DataType] = {
     "VARCHAR": pa.string(),
     "JSON": pa.string(),
     "BIGINT": pa.int64(),
@@ -219,7 +219,7 @@ def _register_objects(connection: "duckdb.DuckDBPyConnection", blobs: BlobStore)
     connection.register("ledger", _table(rows, LEDGER_COLUMNS))
 
 
-def _table(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> Any:
+def _table(rows: Sequence[Mapping[str, object]], kinds: Mapping[str, str]) -> pa.Table:
     """Rows as an Arrow table with columns of these kinds."""
     schema = pa.schema([(name, _ARROW[kind]) for name, kind in kinds.items()])
     return pa.Table.from_pydict({name: [row.get(name) for row in rows] for name in kinds}, schema=schema)

@@ -80,7 +80,7 @@ class RunLedger:
     def __init__(self, root: Path | str) -> None:
         self._blobs = open_blob_store(root)
 
-    def open_or_resume(self, fingerprint: str, describe: Mapping[str, Any]) -> Run:
+    def open_or_resume(self, fingerprint: str, describe: Mapping[str, object]) -> Run:
         """Own the newest unfinished run with this fingerprint, or a new one.
 
         `fingerprint` says what makes two commands the same run; `describe` is kept for people.
@@ -105,7 +105,7 @@ class RunLedger:
             raise
         return Run(info, lock)
 
-    def complete(self, run_id: str, summary: Mapping[str, Any]) -> RunInfo:
+    def complete(self, run_id: str, summary: Mapping[str, object]) -> RunInfo:
         """Mark a run as finished, with what came of it; it will not be resumed.
 
         Raises:

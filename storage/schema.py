@@ -6,7 +6,6 @@ A file of a newer version is rejected, because unknown columns may change the me
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
@@ -22,7 +21,7 @@ class Column:
     """One column of the store: its name, Arrow type, and documentation for readers of the files."""
 
     name: str
-    type: Any
+    type: pa.DataType
     doc: str
     nullable: bool = False
 
@@ -64,11 +63,11 @@ SCHEMA = pa.schema(
     metadata={VERSION_KEY: str(SCHEMA_VERSION)},
 )
 
-Upgrade = Callable[[Any], Any]
+Upgrade = Callable[[pa.Table], pa.Table]
 """Converts a table of version n to version n + 1."""
 
 
-def _add_race(table: Any) -> Any:
+def _add_race(table: pa.Table) -> pa.Table:
     """Version 1 repeated every timing at least once and did not look at the load of the machine. Some of its programs
     took the middle repeat for the cost, not the fastest.
     """
@@ -110,12 +109,12 @@ def refuse_newer(version: int, source: str) -> int:
 
 
 def upgrade(
-    table: Any,
+    table: pa.Table,
     version: int,
     source: str,
     upgrades: Mapping[int, Upgrade] = UPGRADES,
     to: int = SCHEMA_VERSION,
-) -> Any:
+) -> pa.Table:
     """Convert a table of an older `version` to version `to`, with exactly the columns of `SCHEMA`.
 
     Raises:

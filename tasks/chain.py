@@ -5,7 +5,7 @@ into them (see `retune.tasks.opaque`).
 """
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 from uuid import UUID
 
 from prefect.client.schemas.objects import State, StateDetails
@@ -21,7 +21,7 @@ class Chain:
     """Runs the tasks and flows of a flow one after another. `last` are the runs that the next run follows."""
 
     def __init__(self) -> None:
-        self.last: list[State[Any]] = []
+        self.last: list[State[object]] = []
 
     def run(self, step: Callable[Given, Result], *args: Given.args, **named: Given.kwargs) -> Result:
         """Call a task or a flow. Raises: what it raises."""
@@ -36,7 +36,7 @@ class Chain:
         return result
 
 
-def finished(run: UUID | None) -> State[Any]:
+def finished(run: UUID | None) -> State[object]:
     """The state of a run that has ended well, without its result, which Prefect would traverse."""
     return Completed(state_details=StateDetails(task_run_id=run), data=True)
 

@@ -15,7 +15,7 @@ from retune.compiler.tune.worker_service import WorkerService, serve
 from retune.tasks.fleet.device_limit import device_limit
 
 
-def _has_machine_failed(_: Any, __: TaskRun, state: State[Any]) -> bool:
+def _has_machine_failed(_: object, __: TaskRun, state: State[object]) -> bool:
     """Whether to try again: not after failures of a program or mistakes of a user."""
     # `state.data` is the exception itself as long as the state was made in this process.
     return isinstance(state.data, MeasureError)
@@ -37,19 +37,19 @@ Worker = WorkerService | str
 
 
 @task(name="build", task_run_name="build-{name}", **_RETRIED)
-def build(name: str, worker: Worker, request: Any) -> Any:
+def build(name: str, worker: Worker, request: object) -> Any:
     """Build the programs of a chunk. Request and answer are messages where the worker is another process."""
     return _answer(worker, request)
 
 
 @task(name="measure", task_run_name="measure-{name}", **_RETRIED)
-def measure(name: str, worker: Worker, request: Any) -> Any:
+def measure(name: str, worker: Worker, request: object) -> Any:
     """Time the programs of a chunk, each alone. A program that is clearly slower than the best is not repeated."""
     return _answer(worker, request)
 
 
 @task(name="ask-device", task_run_name="ask-{name}", cache_policy=NO_CACHE)
-def ask_device(name: str, worker: Worker, request: Any) -> Any:
+def ask_device(name: str, worker: Worker, request: object) -> Any:
     """Have the machine of a device describe itself, compare networks, or find its limits."""
     return _answer(worker, request)
 

@@ -43,7 +43,7 @@ class RunHistory:
 
 
 @task(name="open-run", task_run_name="open-run", cache_policy=NO_CACHE)
-def open_run(home: Place, fingerprint: str, describe: dict[str, Any]) -> Run:
+def open_run(home: Place, fingerprint: str, describe: Mapping[str, object]) -> Run:
     """Own the unfinished run with this fingerprint, or begin a new run."""
     return RunLedger(home).open_or_resume(fingerprint, describe)
 
@@ -120,7 +120,7 @@ def best_of_every_task(home: Place, target: str, device: str, threads: int) -> t
 
 
 @task(name="complete-run", task_run_name="complete-run", cache_policy=NO_CACHE)
-def complete_run(run_id: str, home: Place, summary: dict[str, Any], paths: Sequence[Path] = ()) -> RunInfo:
+def complete_run(run_id: str, home: Place, summary: Mapping[str, Any], paths: Sequence[Path] = ()) -> RunInfo:
     """Mark a run as finished: the next command like it begins a new run. Where the store is a URL, the files that the
     run has made go there as well, and the summary has their key as `artifact`.
     """

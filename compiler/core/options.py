@@ -66,23 +66,23 @@ def option(default: Any, meaning: str, group: str = "", **info: Any) -> Any:
     return field(default=default, metadata={"info": OptionInfo(meaning, group, **info)})
 
 
-def info_of(setting: Field[Any]) -> OptionInfo:
+def info_of(setting: Field[object]) -> OptionInfo:
     info: OptionInfo = setting.metadata["info"]
     return info
 
 
-def flag_of(setting: Field[Any]) -> str:
+def flag_of(setting: Field[object]) -> str:
     """The name of a field on the command line, without leading dashes."""
     return info_of(setting).flag or setting.name.replace("_", "-")
 
 
-def kinds_of(owner: type[Any]) -> dict[str, type[Any]]:
+def kinds_of(owner: type) -> dict[str, type]:
     """The type of every field of a class, without the None that means unset."""
     hints = get_type_hints(owner).items()
     return {name: next(kind for kind in get_args(hint) or (hint,) if kind is not type(None)) for name, hint in hints}
 
 
-def check_value(setting: Field[Any], kind: type[Any], value: Any, where: str) -> Any:
+def check_value(setting: Field[object], kind: type, value: object, where: str) -> Any:
     """The value as its field's type; `where` names the source of the value in errors.
 
     Raises: OptionError.
@@ -202,7 +202,7 @@ class TuneOptions(SchedulerOptions):
         return cls(**{**values, **{name: value for name, value in overrides.items() if value is not None}})
 
 
-def tune_options(*names: str) -> Iterable[Field[Any]]:
+def tune_options(*names: str) -> Iterable[Field[object]]:
     """The fields of `TuneOptions` whose name or group is in `names`, all without names, in the order of the groups."""
     groups = (BUDGET, MACHINE, SEARCH, NETWORK, FLEET)
     chosen = [

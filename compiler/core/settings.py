@@ -182,7 +182,7 @@ def _threads(text: str) -> str:
     return first if first.isdecimal() and first.strip("0") else ""
 
 
-def _read(text: str, kind: type[Any]) -> Value:
+def _read(text: str, kind: type) -> Value:
     """The value of a variable of type `kind`; the text itself if it has no such value, for the error of `_check`."""
     if kind is bool:
         return _TRUTH.get(text.lower(), text)
@@ -199,7 +199,7 @@ def _number(text: str) -> Value:
     return text
 
 
-def _check(name: str, value: Any, folder: Path, where: str) -> Value:
+def _check(name: str, value: object, folder: Path, where: str) -> Value:
     """The value, of its field's type; `where` names its source. A relative path is relative to `folder`."""
     kind = _kinds()[name]
     if kind is Path and isinstance(value, str) and "://" in value:
@@ -212,7 +212,7 @@ def _check(name: str, value: Any, folder: Path, where: str) -> Value:
 
 
 @cache
-def _fields() -> dict[str, Field[Any]]:
+def _fields() -> dict[str, Field[object]]:
     """The field of every setting, by name: the options of a run in the command line's order, then the others."""
     options = list(tune_options())
     names = {setting.name for setting in options}
@@ -221,7 +221,7 @@ def _fields() -> dict[str, Field[Any]]:
 
 
 @cache
-def _kinds() -> dict[str, type[Any]]:
+def _kinds() -> dict[str, type]:
     """The type of every setting, by its name."""
     kinds = kinds_of(Settings)
     return {name: kinds[setting.name] for name, setting in _fields().items()}

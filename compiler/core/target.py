@@ -175,14 +175,14 @@ class Target:
         return " ".join([self.kind, *(f"{option}={value}" for option, value in options if value)])
 
 
-def _json(text: str) -> Mapping[str, Any]:
+def _json(text: str) -> Mapping[str, object]:
     try:
         return dict(json.loads(text))
     except (ValueError, TypeError) as error:
         raise TargetError(f"target {text!r:.80} is no JSON object: {error}") from None
 
 
-def _text_of(options: Mapping[str, Any]) -> str:
+def _text_of(options: Mapping[str, object]) -> str:
     words = [str(options.get("kind") or options.get("tag", ""))]
     for name, value in options.items():
         if name not in ("kind", "tag", "host") and value is not None:

@@ -135,7 +135,7 @@ def _advice(source: str | Path | bytes) -> str:
 
 def _check_names(model: onnx.ModelProto) -> None:
     """Reject strings that are not UTF-8: protobuf returns them as bytes. Raises: ModelFormatError."""
-    stack: list[Any] = [model]
+    stack: list[onnx.ModelProto] = [model]
     while stack:
         message = stack.pop()
         if isinstance(message, onnx.TensorProto):  # copying it would copy its data
@@ -254,7 +254,7 @@ def _without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def _copy(message: Any, field: str, value: Any) -> None:
+def _copy(message: object, field: str, value: object) -> None:
     """Set a field of a protocol message: a plain value, a message, or a list of either."""
     if isinstance(value, int | float | str | bytes):
         setattr(message, field, value)

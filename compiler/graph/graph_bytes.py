@@ -49,7 +49,7 @@ def graph_from_bytes(data: bytes) -> Graph:
     return graph
 
 
-def graph_to_parts(graph: Graph) -> tuple[dict[str, Any], Sequence[Array]]:
+def graph_to_parts(graph: Graph) -> tuple[Mapping[str, object], Sequence[Array]]:
     """The graph as JSON, and its constants in order."""
     head = {
         "name": graph.name,
@@ -81,7 +81,7 @@ def graph_from_parts(head: Mapping[str, Any], constants: Sequence[Array]) -> Gra
     return graph
 
 
-def _value(name: str, dtype: str, *shape: Any) -> Value:
+def _value(name: str, dtype: str, *shape: object) -> Value:
     return Value(name, tuple(map(dim_from_json, shape)), dtype)
 
 
@@ -99,11 +99,11 @@ def _constants(values: Sequence[Value], data: bytes, start: int) -> list[Array]:
     return arrays
 
 
-def _attrs_to_json(node: Node) -> dict[str, Any]:
+def _attrs_to_json(node: Node) -> dict[str, object]:
     return {key: _attr_to_json(attr) for key, attr in node.attrs.items()}
 
 
-def _attr_to_json(attr: Attribute) -> Any:
+def _attr_to_json(attr: Attribute) -> object:
     if isinstance(attr, tuple):
         return list(map(dim_to_json, attr))
     return attr if isinstance(attr, float | bool | str) else dim_to_json(attr)

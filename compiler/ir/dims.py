@@ -404,14 +404,14 @@ def _atom_bounds(atom: Atom) -> tuple[float, float]:
 # As data
 
 
-def dim_to_json(value: int) -> Any:
+def dim_to_json(value: int) -> object:
     """An extent as JSON: an int, or `{"dim": [[factor, atom, ...], ...]}` whose atoms are symbols or `[op, x, y]`."""
     if not isinstance(value, Dim):
         return int(value)
     return {"dim": [[factor, *map(_atom_to_json, monomial)] for monomial, factor in value.terms.items()]}
 
 
-def _atom_to_json(atom: Atom) -> Any:
+def _atom_to_json(atom: Atom) -> object:
     return atom if isinstance(atom, str) else [atom.op, dim_to_json(atom.numerator), dim_to_json(atom.denominator)]
 
 

@@ -32,8 +32,8 @@ from retune.compiler.ir.tensor_core import AsyncCopy, Exprs, LoadMatrix, Mma, Tr
 from retune.compiler.ir.visit import find, of_type, replace_nodes
 
 Node = TypeVar("Node", bound=Stmt)
-Rules = Mapping[type[Any], Callable[[Any], Stmt | None]]
-RulesInScope = Mapping[type[Any], Callable[[Any, Ranges], Stmt | None]]
+Rules = Mapping[type, Callable[[Any], Stmt | None]]
+RulesInScope = Mapping[type, Callable[[Any, Ranges], Stmt | None]]
 
 _ACCESS_FIELDS: Mapping[type[Stmt], tuple[tuple[str, str, bool], ...]] = {
     Store: (("buffer", "indices", True),),
@@ -88,7 +88,7 @@ def find_stmts(kind: type[Node], stmt: Stmt) -> Iterator[Node]:
     return of_type(kind, walk_stmt(stmt))
 
 
-def has_stmt(kind: type[Any], stmt: Stmt) -> bool:
+def has_stmt(kind: type, stmt: Stmt) -> bool:
     return next(find_stmts(kind, stmt), None) is not None
 
 
@@ -121,7 +121,7 @@ def redirect(stmt: Stmt, rule: Callable[[Buffer, Exprs], tuple[Buffer, Exprs] | 
         return None if access is None else Load(*access)
 
     def on_stmt(node: Stmt) -> Stmt | None:
-        changes: dict[str, Any] = {}
+        changes: dict[str, object] = {}
         for buffer, indices, _ in _ACCESS_FIELDS.get(type(node), ()):
             access = rule(getattr(node, buffer), getattr(node, indices))
             if access is not None:

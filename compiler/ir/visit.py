@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import chain
 from types import UnionType
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 
 from retune.compiler.core.dtype import HALVES
 from retune.compiler.ir.expr import Binary, BinaryOp, Call, Cast, Const, Expr, Var, binary, cast
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 _FIELDS: dict[type[Expr], tuple[str, ...]] = {}
 
 
-def _child_fields(kind: Any) -> tuple[str, ...]:
+def _child_fields(kind: type) -> tuple[str, ...]:
     """The fields of a class of nodes that may hold operands."""
     names = _FIELDS.get(kind)
     if names is None:
@@ -81,7 +81,7 @@ def find(kind: type[Node], *exprs: Expr) -> Iterator[Node]:
     return of_type(kind, chain.from_iterable(map(walk, exprs)))
 
 
-def has(kind: type[Expr], *exprs: Expr) -> bool:
+def has(kind: type, *exprs: Expr) -> bool:
     """Whether a node of a type occurs in any of the expressions."""
     return next(find(kind, *exprs), None) is not None
 

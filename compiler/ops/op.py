@@ -135,7 +135,7 @@ class OpCall(Attributed):
         """The error of a call whose operands do not fit: what it is, what it got and why that is wrong."""
         return DefinitionError(f"{self}: {why}")
 
-    def layout_free(self, weight: Tensor) -> dict[str, Any]:
+    def layout_free(self, weight: Tensor) -> dict[str, object]:
         """Compute attributes that let the kernel choose the layout of `weight`, if its value is known beforehand."""
         return {"layout_free_placeholders": (weight,)} if weight in self.constants else {}
 

@@ -22,9 +22,9 @@ _BINARY = ("add", "subtract", "multiply", "maximum", "minimum")
 """Functions of `te`, and of NumPy by the same names."""
 
 
-def _run(call: OpCall, gate: Callable[[int, int], Any], number: Callable[[float], Any], library: Any) -> Any:
+def _run(call: OpCall, gate: Callable[[int, int], object], number: Callable[[float], object], library: object) -> Any:
     """The value of the program, by the functions of a library."""
-    stack: list[Any] = []
+    stack: list[object] = []
     for word in call.text("program").split():
         if word in _UNARY or word in _BINARY:
             count = 1 if word in _UNARY else 2

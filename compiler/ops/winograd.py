@@ -15,7 +15,6 @@ multiplied by 0 or 1, and what two rows of a matrix share is computed once.
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -153,7 +152,7 @@ def winograd_conv(
     pads: Sequence[tuple[int, int]],
     kernel: int = KERNEL,
     name: str = "winograd_conv",
-    attrs: Mapping[str, Any] | None = None,
+    attrs: Mapping[str, object] | None = None,
 ) -> Tensor:
     """A stride-1 convolution of (N, H, W, CI), or (N, D, H, W, CI), with weights of `transformed_weight`.
 

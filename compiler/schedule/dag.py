@@ -84,7 +84,7 @@ class ComputeDAG:
         dag._setup(nodes, inputs, outputs)
         return dag
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # A hash is kept: the function that made it may not be registered in the other process.
         attributes = {"_hash": self._hash} if "_hash" in self.__dict__ else None
         return type(self)._from_parts, (self.nodes, self.inputs, self.outputs), attributes
@@ -203,7 +203,7 @@ def cached_on_dag(analysis: _Analysis) -> _Analysis:
     """Keep the results of `analysis(dag, *arguments)` on the graph, so that they are freed with it."""
 
     @wraps(analysis)
-    def cached(dag: ComputeDAG, *arguments: Any) -> Any:
+    def cached(dag: ComputeDAG, *arguments: object) -> Any:
         key = (analysis, *arguments)
         if key not in dag.analyses:
             dag.analyses[key] = analysis(dag, *arguments)

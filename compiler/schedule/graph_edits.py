@@ -5,7 +5,6 @@ Existing tensors keep their identity; the new operation comes right before or af
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import BinaryOp, Expr, binary, const, select
@@ -149,7 +148,7 @@ def without_free_layouts(dag: ComputeDAG) -> ComputeDAG:
     return dag.with_nodes(nodes)
 
 
-def attrs_of_result(attrs: Mapping[str, Any]) -> dict[str, Any]:
+def attrs_of_result(attrs: Mapping[str, object]) -> dict[str, object]:
     """The attributes that stay with the result when another operation does the work."""
     return {key: value for key, value in attrs.items() if key != "layout_free_placeholders"}
 

@@ -5,7 +5,6 @@ It is frozen and picklable. Equal computations have equal keys, unless they are 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.runtime.readable import html_table
@@ -40,7 +39,7 @@ class SearchTask:
 
     @classmethod
     def of_workload(
-        cls, workload: Workload | str, args: Sequence[Any], target: Target, hardware: HardwareParams
+        cls, workload: Workload | str, args: Sequence[object], target: Target, hardware: HardwareParams
     ) -> "SearchTask":
         """The task of a registered function, or its name, with arguments.
 
@@ -64,7 +63,7 @@ class SearchTask:
         """The computation as its kernels run it: layouts are free only where the task's option makes them so."""
         return without_free_layouts(self.dag) if self.layout is LayoutRewriteOption.NO_REWRITE else self.dag
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return restored_task, (self.name, self.dag, self.target, self.hardware, self.key, self.layout)
 
     def _repr_html_(self) -> str:

@@ -64,7 +64,7 @@ def register_workload_tensors(workload_key: str, tensors: Sequence[Tensor], over
     return workload_key
 
 
-def make_workload_key(func: Workload | str, args: Sequence[Any]) -> str:
+def make_workload_key(func: Workload | str, args: Sequence[object]) -> str:
     """The key of a registered function, or its name, with arguments: JSON text.
 
     Arguments are numbers, strings, None, tensors (only shape and type count) and sequences of these.
@@ -83,7 +83,7 @@ def make_workload_key(func: Workload | str, args: Sequence[Any]) -> str:
     return json.dumps([name, *(_encoded(argument) for argument in args)])
 
 
-def _encoded(argument: Any) -> Any:
+def _encoded(argument: object) -> object:
     if argument is None or isinstance(argument, (bool, int, float, str)):
         return argument
     if isinstance(argument, Tensor):
@@ -95,7 +95,7 @@ def _encoded(argument: Any) -> Any:
     )
 
 
-def _decoded(argument: Any) -> Any:
+def _decoded(argument: object) -> Any:
     if not isinstance(argument, list):
         return argument
     if len(argument) == 3 and argument[0] == _TENSOR:
@@ -121,7 +121,7 @@ def workload_key_to_tensors(workload_key: str) -> list[Tensor]:
 register_when_loaded("auto_scheduler.workload_key_to_tensors", workload_key_to_tensors)
 
 
-def _parsed(key: str) -> tuple[str | None, tuple[Any, ...]]:
+def _parsed(key: str) -> tuple[str | None, tuple[object, ...]]:
     try:
         decoded = json.loads(key)
     # A key may be any text, also JSON nested too deep for Python's recursion.

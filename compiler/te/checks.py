@@ -40,7 +40,7 @@ def checked_name(what: str, name: str) -> str:
     return name
 
 
-def checked_dtype(where: str, dtype: Any) -> str:
+def checked_dtype(where: str, dtype: object) -> str:
     """The name of an element type, also of NumPy's types."""
     name = np.dtype(dtype).name if isinstance(dtype, (type, np.dtype)) else dtype
     if not isinstance(name, str) or name not in DTYPES:
@@ -62,7 +62,7 @@ def checked_shape(name: str, shape: Sequence[int], dtype: str = BOOL) -> tuple[i
     return extents
 
 
-def checked_attributes(name: str, attributes: Any) -> dict[str, Any]:
+def checked_attributes(name: str, attributes: object) -> dict[str, object]:
     if attributes is not None and not isinstance(attributes, Mapping):
         raise DefinitionError(f"{name}: the attributes {attributes!r} must be a mapping by name")
     return dict(attributes or {})
@@ -89,7 +89,7 @@ def tag_scope(tag: str) -> Iterator[None]:
         _SCOPE.reset(before)
 
 
-def with_tag(attributes: Any, tag: str) -> Any:
+def with_tag(attributes: object, tag: str) -> Any:
     """`attributes` with the tag of an operation: `tag` or the scope's. Raises: DefinitionError if there are both."""
     if not isinstance(tag, str):
         raise DefinitionError(f"a tag is a string, not {tag!r:.80}")

@@ -64,7 +64,7 @@ def compute(
     shape: Sequence[int],
     fcompute: Callable[..., Operand],
     name: str = "compute",
-    attrs: Mapping[str, Any] | None = None,
+    attrs: Mapping[str, object] | None = None,
     *,
     tag: str = "",
     varargs_names: Sequence[str] | None = None,
@@ -74,7 +74,7 @@ def compute(
     shape: Sequence[int],
     fcompute: Callable[..., tuple[Operand, ...]],
     name: str = "compute",
-    attrs: Mapping[str, Any] | None = None,
+    attrs: Mapping[str, object] | None = None,
     *,
     tag: str = "",
     varargs_names: Sequence[str] | None = None,
@@ -83,7 +83,7 @@ def compute(
     shape: Sequence[int],
     fcompute: Callable[..., Operand | tuple[Operand, ...]],
     name: str = "compute",
-    attrs: Mapping[str, Any] | None = None,
+    attrs: Mapping[str, object] | None = None,
     *,
     tag: str = "",
     varargs_names: Sequence[str] | None = None,
@@ -107,7 +107,7 @@ def compute(
 
 
 def _defined(
-    name: str, axes: tuple[Axis, ...], value: Operand | tuple[Operand, ...], attrs: Mapping[str, Any] | None
+    name: str, axes: tuple[Axis, ...], value: Operand | tuple[Operand, ...], attrs: Mapping[str, object] | None
 ) -> tuple[Tensor, ...]:
     """The tensors of a checked body."""
     body = _joined(name, value) if isinstance(value, tuple) else ir.as_expr(value)
@@ -144,7 +144,7 @@ def _joined(name: str, values: tuple[Operand, ...]) -> Expr:
     return as_body(items)
 
 
-def _axis_names(function: Callable[..., Any], count: int, of_varargs: Sequence[str] | None = None) -> list[str]:
+def _axis_names(function: Callable[..., object], count: int, of_varargs: Sequence[str] | None = None) -> list[str]:
     names: list[str] = []
     if not callable(function):
         raise DefinitionError(f"the body {function!r} is no function of the indices")

@@ -36,7 +36,7 @@ def extern(
     in_buffers: Sequence[Tensor] | None = None,
     out_buffers: Sequence[Tensor] | None = None,
     tag: str = "",
-    attrs: Mapping[str, Any] | None = None,
+    attrs: Mapping[str, object] | None = None,
 ) -> Tensor: ...
 @overload
 def extern(
@@ -48,7 +48,7 @@ def extern(
     in_buffers: Sequence[Tensor] | None = None,
     out_buffers: Sequence[Tensor] | None = None,
     tag: str = "",
-    attrs: Mapping[str, Any] | None = None,
+    attrs: Mapping[str, object] | None = None,
 ) -> tuple[Tensor, ...]: ...
 def extern(
     shape: Sequence[int] | Sequence[Sequence[int]],
@@ -59,7 +59,7 @@ def extern(
     in_buffers: Sequence[Tensor] | None = None,
     out_buffers: Sequence[Tensor] | None = None,
     tag: str = "",
-    attrs: Mapping[str, Any] | None = None,
+    attrs: Mapping[str, object] | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """Tensors that a registered function writes: of `shape`, or one for each of several shapes.
 

@@ -24,7 +24,11 @@ class Reduction(Protocol):
         """`source` reduced over `axis`, one or several reduce axes; or, as in TVM, combined with a value."""
 
 
-def _reduction(combiner: str, combine: Callable[[Any, Any], Expr]) -> Reduction:
+Values = Operand | tuple[Operand, ...]
+Join = Callable[..., Values]
+
+
+def _reduction(combiner: str, combine: Callable[[Operand, Operand], Expr]) -> Reduction:
     def reduce(source: Operand, axis: Axes | Operand) -> Expr:
         if isinstance(axis, (Expr, float)) and not isinstance(axis, Axis):
             return combine(source, axis)
@@ -59,8 +63,8 @@ def _reduce_axes(name: str, axis: object) -> tuple[Axis, ...]:
 class Reducer:
     """A custom reduction, see `comm_reducer`."""
 
-    function: Callable[[Any, Any], Any]
-    identity: Any
+    function: Join
+    identity: Values | Join
     name: str
 
     @overload
@@ -117,7 +121,7 @@ class Reducer:
         return tuple(results)
 
 
-def comm_reducer(function: Callable[[Any, Any], Any], identity: Any, name: str = "reduce") -> Reducer:
+def comm_reducer(function: Join, identity: Values | Join, name: str = "reduce") -> Reducer:
     """A custom reduction: `function` joins two values, in any order; `identity`, a literal or a function of the type,
     leaves every value as it is.
 
@@ -137,7 +141,7 @@ max = _reduction("max", maximum)
 min = _reduction("min", minimum)
 
 
-def _first(beats: Callable[[Expr, Expr], Expr]) -> Callable[[Any, Any], Any]:
+def _first(beats: Callable[[Expr, Expr], Expr]) -> Join:
     """Joins two (index, value): the value that `beats` the other; the lower index of equal values."""
 
     def join(x: tuple[Expr, Expr], y: tuple[Expr, Expr]) -> tuple[Expr, Expr]:

@@ -445,7 +445,7 @@ class Tensor:
         """The element at all indices, as `A[i, j]`."""
         return self[indices]
 
-    def __tvm_ffi_object__(self) -> Any:
+    def __tvm_ffi_object__(self) -> object:
         """The tensor itself for functions of the FFI, which would call it instead."""
         return importlib.import_module("retune.compiler.runtime.ffi.bindings").as_opaque(self)
 

@@ -121,7 +121,7 @@ def _work(mode: Mode, job: WorkerJob) -> int:
         return serve_until_signal(partial(_serve_dask, address, job.queues))
 
 
-def serve_until_signal(serve: Callable[[IsStopping], Coroutine[Any, Any, None]]) -> int:
+def serve_until_signal(serve: Callable[[IsStopping], Coroutine[object, object, None]]) -> int:
     """Call `serve` until a signal comes; the exit code of the first. Nothing of the worker is left then."""
     signals: list[int] = []
 

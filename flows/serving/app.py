@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from math import prod
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -103,7 +102,7 @@ def _add_server_routes(app: FastAPI, registry: CollectorRegistry) -> None:
         return _refuse(error.status_code, sentence, error.headers)
 
     @app.get("/v2")
-    async def server() -> dict[str, Any]:
+    async def server() -> dict[str, object]:
         return {"name": "retune", "version": config.engine_version(), "extensions": ["binary_tensor_data"]}
 
     @app.get("/v2/health/live")
@@ -218,5 +217,5 @@ def _refuse(code: int, sentence: str, headers: Mapping[str, str] | None = None) 
     return JSONResponse({"error": sentence}, code, dict(headers or {}))
 
 
-def _metadata(spec: TensorSpec) -> dict[str, Any]:
+def _metadata(spec: TensorSpec) -> dict[str, object]:
     return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": list(spec.shape)}

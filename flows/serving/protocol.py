@@ -7,7 +7,6 @@ Source: the V2 protocol and its binary tensor data extension, as Triton Inferenc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 import orjson
@@ -87,7 +86,7 @@ def write_response(
     """
     listed, tail = [], []
     for name, array in outputs.items():
-        tensor: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": DATATYPES[array.dtype.name]}
+        tensor: dict[str, object] = {"name": name, "shape": list(array.shape), "datatype": DATATYPES[array.dtype.name]}
         if binary[name]:
             data = np.ascontiguousarray(array).tobytes()
             tensor["parameters"] = {"binary_data_size": len(data)}
@@ -108,7 +107,7 @@ def _length(header: str, size: int) -> int:
     return int(header)
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def _object(text: bytes) -> dict[str, object]:
     try:
         message = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -118,14 +117,14 @@ def _object(text: bytes) -> dict[str, Any]:
     return message
 
 
-def _parameters(tensor: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parameters(tensor: Mapping[str, object]) -> Mapping[str, object]:
     parameters = tensor.get("parameters", {})
     if not isinstance(parameters, dict):
         raise OptionError("`parameters` must be an object")
     return parameters
 
 
-def _shape(spec: TensorSpec, tensor: Mapping[str, Any]) -> tuple[int, ...]:
+def _shape(spec: TensorSpec, tensor: Mapping[str, object]) -> tuple[int, ...]:
     """The shape that is given. Raises: OptionError for another type or rank, or a shape larger than the input's."""
     if tensor.get("datatype") != DATATYPES[spec.dtype]:
         raise OptionError(
@@ -140,7 +139,7 @@ def _shape(spec: TensorSpec, tensor: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _from_bytes(spec: TensorSpec, tensor: Mapping[str, Any], data: bytes) -> Array:
+def _from_bytes(spec: TensorSpec, tensor: Mapping[str, object], data: bytes) -> Array:
     shape, dtype = _shape(spec, tensor), np.dtype(spec.dtype)
     if prod(shape) * dtype.itemsize != len(data):
         raise OptionError(
@@ -150,7 +149,7 @@ def _from_bytes(spec: TensorSpec, tensor: Mapping[str, Any], data: bytes) -> Arr
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def _from_list(spec: TensorSpec, tensor: Mapping[str, Any]) -> Array:
+def _from_list(spec: TensorSpec, tensor: Mapping[str, object]) -> Array:
     shape = _shape(spec, tensor)
     if spec.dtype in _ONLY_BINARY:
         raise OptionError(f"input {spec.name}: {DATATYPES[spec.dtype]} has no JSON form: send it as binary data")
@@ -184,7 +183,7 @@ _WORDS = {"U": "BYTES (strings)", "b": "BOOL", "i": "integers", "u": "integers",
 """JSON values of a request in the protocol's words, by the kind of NumPy's type."""
 
 
-def _wanted(message: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[str, bool]:
+def _wanted(message: Mapping[str, object], outputs: Sequence[TensorSpec]) -> dict[str, bool]:
     """The outputs that are asked for, all unless said, and whether each as bytes."""
     by_default = bool(_parameters(message).get("binary_data_output", False))
     known = [spec.name for spec in outputs]

@@ -102,14 +102,14 @@ class FlowEngine:
         self._plan = plan
         self._kind = fleet_of(plan.kind)[0] if plan else ""
 
-    def submit(self, queue: str, request: Request, name: str = "", after: Sequence[State[Any]] = ()) -> "Run":
+    def submit(self, queue: str, request: Request, name: str = "", after: Sequence[State[object]] = ()) -> "Run":
         """See `retune.compiler.measure.remote.fleet.Engine`; to be called in a flow or one of its tasks. `after` are
         the runs that this run follows.
         """
         forget_results()
         task = {BuildRequest: build, TimeRequest: measure}.get(type(request), ask_device)
         label = name or type(request).__name__.removesuffix("Request").lower()
-        kind: dict[str, Any] = {"return_state": False, "wait_for": after}
+        kind: dict[str, object] = {"return_state": False, "wait_for": after}
         if self._service is not None:
             return _LocalRun(task.submit(label, opaque(self._service), opaque(request), **kind))
         message = to_bytes(request)
@@ -143,7 +143,7 @@ class FlowEngine:
 class _LocalRun:
     """A task run of a service of this process."""
 
-    future: PrefectFuture[Any]
+    future: PrefectFuture[object]
 
     def result(self) -> Any:
         """See `Pending`."""
@@ -160,7 +160,7 @@ class _FleetRun:
     """
 
     def __init__(
-        self, kind: str, queue: str, submit: Callable[[], PrefectFuture[Any]], longest: float, storage: str
+        self, kind: str, queue: str, submit: Callable[[], PrefectFuture[bytes | str]], longest: float, storage: str
     ) -> None:
         self._storage = storage
         self._kind, self._queue, self._submit, self._longest = kind, queue, submit, longest
@@ -246,14 +246,14 @@ class _Background:
     class; so every queue has its own class.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self._function = function
 
-    def __call__(self, name: str, worker: str, request: str) -> Any:
+    def __call__(self, name: str, worker: str, request: str) -> object:
         return self._function(name, worker, request)
 
 
-def background_task(task: "Task[Any, Any]", queue: str, folder: str) -> "Task[Any, Any]":
+def background_task(task: "Task[..., object]", queue: str, folder: str) -> "Task[..., object]":
     """The variant of a task that only workers of a queue serve. Prefect keeps its parameters, context and result
     at `place`, the fleet's storage, and pickles them as Dask does.
     """
@@ -272,7 +272,7 @@ def background_task(task: "Task[Any, Any]", queue: str, folder: str) -> "Task[An
     )
 
 
-def shared_storage(folder: str) -> AbstractContextManager[Any]:
+def shared_storage(folder: str) -> AbstractContextManager[object]:
     """Have Prefect keep parameters and results of background tasks at the fleet's storage."""
     if is_remote(folder):
         raise OptionError(

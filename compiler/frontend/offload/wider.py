@@ -65,7 +65,7 @@ class WiderModel:
         end = time.monotonic() + _SECONDS
 
         class Evaluator(ReferenceEvaluator):
-            def _log(self, *_: Any) -> None:  # before every node
+            def _log(self, *_: object) -> None:  # before every node
                 if time.monotonic() > end:
                     raise MeasureError("onnx.reference takes too long")
 

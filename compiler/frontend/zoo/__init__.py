@@ -4,7 +4,6 @@ The same name and options give the same bytes on every machine.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import onnx
 
@@ -26,7 +25,7 @@ NAMES: tuple[str, ...] = tuple(NETWORKS)
 
 
 def build(
-    name: str, networks: Mapping[str, Callable[..., onnx.ModelProto]] = NETWORKS, **options: Any
+    name: str, networks: Mapping[str, Callable[..., onnx.ModelProto]] = NETWORKS, **options: object
 ) -> onnx.ModelProto:
     """Build the network `name` of `networks`; `options` are the keyword arguments of its function, such as `batch`.
 

@@ -47,7 +47,7 @@ class Step:
         return [self.tag, *(_plain(getattr(self, item.name)) for item in fields(self))]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     # First, since a bool is an int to Python; TVM's logs have 0 and 1.
     if isinstance(value, bool):
         return int(value)
@@ -125,7 +125,7 @@ def refuse_family(stage: Stage, action: str) -> None:
         )
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     # A bool is an int to Python, but no number of a record.
     if not isinstance(value, int) or isinstance(value, bool):
         raise ScheduleError(f"{value!r} is no integer")
@@ -134,19 +134,19 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _numbers(value: Any) -> tuple[int, ...]:
+def _numbers(value: object) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise ScheduleError(f"{value!r} is no list of numbers")
     return tuple(map(_whole, value))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ScheduleError(f"{value!r} is no text")
     return value
 
 
-_FIELD_READERS: dict[str, Callable[[Any], Any]] = {
+_FIELD_READERS: dict[str, Callable[[object], Any]] = {
     "iters": _numbers,
     "order": _numbers,
     "lengths": _numbers,
@@ -162,12 +162,12 @@ _FIELD_READERS: dict[str, Callable[[Any], Any]] = {
 
 
 @cache
-def _readers_of(tag: str) -> tuple[Callable[[Any], Any], ...]:
+def _readers_of(tag: str) -> tuple[Callable[[object], Any], ...]:
     """How the fields of the steps with `tag` are read, in their order."""
     return tuple(_FIELD_READERS.get(field.name, _whole) for field in fields(_BY_TAG[tag]))
 
 
-def step_from_row(row: Sequence[Any]) -> Step:
+def step_from_row(row: Sequence[object]) -> Step:
     """The step that `Step.to_row` wrote.
 
     Raises: ScheduleError for an unknown tag, a wrong number of fields, or a field of another type.

@@ -26,7 +26,7 @@ Store = Annotated[
 ]
 
 
-def option_of(field: Field[Any]) -> Any:
+def option_of(field: Field[object]) -> Any:
     """An option of a tuning run as typer has it."""
     kind, flag, default = kinds_of(TuneOptions)[field.name], f"--{flag_of(field)}", field.default
     meaning = info_of(field).meaning

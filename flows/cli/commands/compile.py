@@ -5,7 +5,7 @@ Nothing is measured and Prefect is not started; the flow `compile-network` times
 
 import logging
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -52,7 +52,7 @@ def compile_network(
     store: Store = None,
     as_json: Json = False,
     quiet: Quiet = False,
-    **given: Any,
+    **given: object,
 ) -> None:
     """Compile a network with the best records there are; only `--precision auto` measures. Prints which kernels have no
     record.
@@ -120,7 +120,7 @@ def choose_precisions(
     return choice
 
 
-def coverage_fields(coverage: CoverageReport) -> dict[str, Any]:
+def coverage_fields(coverage: CoverageReport) -> dict[str, object]:
     """What `--json` says of a network's kernels."""
     fallbacks = [
         {"kernel": kernel.name, "task_key": kernel.task_key, "uses": kernel.weight, "note": kernel.note}

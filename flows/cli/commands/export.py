@@ -5,7 +5,7 @@ Nothing is measured: kernels use the best records there are, as with `retune com
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -52,7 +52,7 @@ def export(
     store: Store = None,
     as_json: Json = False,
     quiet: Quiet = False,
-    **given: Any,
+    **given: object,
 ) -> None:
     """Export a network to ONNX Runtime: a model, and a library of its custom operators."""
     output = Output(as_json, quiet)

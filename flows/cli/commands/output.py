@@ -82,7 +82,7 @@ class Output:
         """Whether text is wanted."""
         return self.mode is Mode.PEOPLE
 
-    def say(self, text: str, /, **fields: Any) -> None:
+    def say(self, text: str, /, **fields: object) -> None:
         """A line for people, or the same as `fields` for machines."""
         if self.mode is Mode.JSON:
             self.object(fields)

@@ -6,7 +6,6 @@ import os
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from retune.compiler.core import config
 from retune.compiler.core.errors import OptionError
@@ -24,7 +23,7 @@ from retune.storage.parquet import ParquetRecordStore
 
 def tune(
     network: Network, *, shape: Shapes = None, store: Store = None, as_json: Json = False, quiet: Quiet = False,
-    **options: Any,
+    **options: object,
 ) -> int:  # fmt: skip
     """Tune a network, compile it with the best programs found, and report the speedup.
 
