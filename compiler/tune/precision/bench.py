@@ -21,6 +21,7 @@ from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.executor.executors import executor_of
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.runtime.timing import TimeEvaluator
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.tune.extract import extract_part
 from retune.compiler.tune.precision.samples import Sample
@@ -78,7 +79,7 @@ def run(executor: GraphExecutor, sample: Sample) -> list[Array]:
 
 def seconds_of(executor: GraphExecutor) -> float:
     """The median seconds of a run."""
-    return executor.benchmark(repeat=10, number=1).median
+    return executor.benchmark(TimeEvaluator(repeat=10)).median
 
 
 def times_of_layers(forms: Mapping[str, GraphExecutor], layers: Sequence[str]) -> dict[str, dict[str, float]]:
