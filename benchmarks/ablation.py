@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.operator_networks import operator_network
+from benchmarks.peak import measured_peak
 from benchmarks.tuning import Workers, begin_tuning, open_workers, play_round
-from retune.compiler.measure.peak import measured_peak
 from retune.compiler.measure.record import MeasureRecord
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.tune.budget import Budget

@@ -19,9 +19,9 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from benchmarks.peak import measured_peak
 from benchmarks.plot import bar_chart
 from retune.compiler.core import config
-from retune.compiler.measure.peak import measured_peak
 from retune.compiler.runtime.readable import finite
 
 PACKAGES = ("llvmlite", "numpy", "onnxruntime", "xgboost", "prefect", "torch")

@@ -16,8 +16,7 @@ from benchmarks.problems import Floats, moved_bytes, random_inputs
 from retune.compiler.core.target import Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.measure.bandwidth import stream_kernel
-from retune.compiler.measure.peak import peak_kernel
+from retune.compiler.measure.limit_kernels import peak_kernel, stream_kernel
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.loader import BoundKernel, load_kernels
 from retune.compiler.schedule.dag import ComputeDAG

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.kernel_cases import CASES
 from benchmarks.kernel_timing import CaseTimes
+from benchmarks.peak import measured_peak
 from benchmarks.peers import peer_environment
-from retune.compiler.measure.peak import measured_peak
 from retune.compiler.measure.processes.worker_process import WorkerProcess
 
 ATTEMPTS, UNDISTURBED = 3, 0.9

@@ -32,10 +32,10 @@ from benchmarks.network_peers import (
     has_torch,
     seeded_inputs,
 )
+from benchmarks.peak import measured_peak
 from benchmarks.tuning import Tuned, open_workers, tune
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.measure.peak import measured_peak
 from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.tune import openvino

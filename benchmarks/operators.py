@@ -14,10 +14,10 @@ from pathlib import Path
 
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.operator_networks import OPERATORS, operator_network
+from benchmarks.peak import measured_peak
 from benchmarks.peers import KERNEL, Peer, peer_environment
 from benchmarks.tuning import Workers, open_workers, tune
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.measure.peak import measured_peak
 from retune.compiler.measure.processes.worker_process import WorkerProcess
 
 

@@ -22,6 +22,7 @@ from benchmarks.kernel_cases import CASES
 from benchmarks.kernel_peers import peers
 from benchmarks.kernel_timing import bound_kernel
 from benchmarks.metaschedule import TVM, MetaSchedule, Point
+from benchmarks.peak import measured_peak
 from benchmarks.peers import peer_environment, relative_error
 from benchmarks.problems import Convolution, LayerNorm, Problem, Softmax, random_inputs
 from benchmarks.tuning import BATCH, SHORTLIST, Workers, open_workers, play_round
@@ -29,7 +30,6 @@ from retune.compiler.core import config
 from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.measure.options import network_options
-from retune.compiler.measure.peak import measured_peak
 from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureRecord, MeasureStatus, TaskProgram
 from retune.compiler.schedule.default.cpu import default_steps

@@ -23,7 +23,7 @@ from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Attribute, Graph, Value
 from retune.compiler.graph.partition.partition import Partition, partition, with_alternatives
 from retune.compiler.graph.partition.winograd import WINOGRAD
-from retune.compiler.measure.peak import peak_kernel
+from retune.compiler.measure.limit_kernels import peak_kernel
 from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.schedule.steps import load_steps

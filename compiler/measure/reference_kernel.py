@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 
-from retune.compiler.measure.peak import peak_kernel
+from retune.compiler.measure.limit_kernels import peak_kernel
 
 _log = logging.getLogger(__name__)
 

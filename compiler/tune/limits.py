@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from retune.compiler.measure.bandwidth import stream_kernel
-from retune.compiler.measure.peak import peak_kernel
+from retune.compiler.measure.limit_kernels import peak_kernel, stream_kernel
 from retune.compiler.runtime.threads.machine import free_memory_bytes, last_cache_bytes
 
 TRIES = 12

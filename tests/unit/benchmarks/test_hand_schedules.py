@@ -25,7 +25,7 @@ from benchmarks.problems import (
     moved_bytes,
     random_inputs,
 )
-from retune.compiler.measure.bandwidth import stream_kernel
+from retune.compiler.measure.limit_kernels import stream_kernel
 from retune.compiler.te.evaluate import evaluate
 
 SMALL: list[tuple[str, Problem, Schedule]] = [

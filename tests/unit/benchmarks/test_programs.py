@@ -24,6 +24,7 @@ from benchmarks import (
     operators,
     orchestration,
     ort_export,
+    peak,
     quantized,
     search_speed,
     store,
@@ -35,10 +36,9 @@ from benchmarks import (
 from benchmarks import round as rounds
 from benchmarks.metaschedule import MetaSchedule
 from benchmarks.operator_networks import OPERATORS, operator_network
+from benchmarks.peak import measured_peak
 from retune.compiler.core.errors import MeasureError
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.measure import peak
-from retune.compiler.measure.peak import measured_peak
 from retune.compiler.tune.extract import extract_network
 
 pytestmark = pytest.mark.long
@@ -62,7 +62,6 @@ FIELDS = {"case": str, "backend": str, "threads": int, "metric": str, "value": f
 def short_timings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The peak is measured again, but hastily."""
     measured_peak.cache_clear()
-    monkeypatch.setattr(peak, "STEPS", 1000)
     monkeypatch.setattr(peak, "REPEATS", 2)
     monkeypatch.setattr(peak, "MOST_REPEATS", 2)
 

@@ -6,7 +6,7 @@ import pytest
 
 from retune.compiler.codegen.cpu import assembly
 from retune.compiler.core.target import Target
-from retune.compiler.measure.peak import ACCUMULATORS, peak_module
+from retune.compiler.measure.limit_kernels import ACCUMULATORS, peak_module
 
 
 @pytest.mark.parametrize(("cpu", "register"), [("haswell", "ymm"), ("znver3", "ymm"), ("skylake-avx512", "zmm")])
