@@ -30,7 +30,6 @@ _X86_PAIRS = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4
 _X86_HALVES = {size // 32: f"llvm.x86.avx512bf16.dpbf16ps.{size}" for size in (512, 256, 128)}
 
 _X86_PROBE = """
-declare <4 x i32> @llvm.x86.sse2.pmadd.wd(<8 x i16>, <8 x i16>)
 define <4 x i32> @bytes(<4 x i32> %c, <8 x i16> %a, <8 x i16> %b) {
   %p = call <4 x i32> @llvm.x86.sse2.pmadd.wd(<8 x i16> %a, <8 x i16> %b)
   %r = add <4 x i32> %c, %p
@@ -54,7 +53,6 @@ bits, `halves` becomes vcvtneps2bf16.
 """
 
 _ARM_PROBE = """
-declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
 define i32 @bytes(<16 x i8> %a) {
   %w = zext <16 x i8> %a to <16 x i32>
   %r = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %w)

@@ -14,8 +14,7 @@ import llvmlite.binding as llvm
 from retune.compiler.codegen.body import BodyEmitter
 from retune.compiler.codegen.cpu import check_names, parse_module
 from retune.compiler.codegen.nvidia import libdevice
-from retune.compiler.codegen.nvidia.tensor_core import OLDEST, emit_tensor, tensor_declarations
-from retune.compiler.codegen.nvidia.warp_shuffle import DECLARATIONS as SHUFFLES
+from retune.compiler.codegen.nvidia.tensor_core import OLDEST, emit_tensor
 from retune.compiler.codegen.nvidia.warp_shuffle import shuffled
 from retune.compiler.codegen.subtarget import Subtarget
 from retune.compiler.codegen.types import item_bytes, memory_type
@@ -137,14 +136,10 @@ def _tensor_statements(function: DeviceFunction) -> list[TensorStmt]:
 def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
     """The module of a function's kernels for GPUs of an architecture."""
     parts = [_kernel(function, kernel, number) for number, kernel in enumerate(function.kernels)]
-    reads = (f"declare i32 @llvm.nvvm.read.ptx.sreg.{register}()" for register in _REGISTERS.values())
-    tensors = tensor_declarations(_tensor_statements(function))
-    launched = (
-        [f"@{_LAUNCHED_SHARED} = external addrspace(3) global [0 x i8], align {SHARED_BYTES}"]
-        if any(kernel.dynamic_shared for kernel in function.kernels)
-        else []
-    )
-    declarations = "\n".join((*launched, "declare void @llvm.nvvm.barrier0()", *reads, *tensors, *SHUFFLES))
+    # LLVM declares its own intrinsics.
+    declarations = libdevice.declarations("\n".join(parts))
+    if any(kernel.dynamic_shared for kernel in function.kernels):
+        declarations.append(f"@{_LAUNCHED_SHARED} = external addrspace(3) global [0 x i8], align {SHARED_BYTES}")
     bounds = []
     for number, kernel in enumerate(function.kernels):
         extents = (f'!"maxntid{name}", i32 {extent}' for name, extent in zip("xyz", kernel.block, strict=True))
@@ -152,8 +147,7 @@ def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
         bounds.append(f'!{number} = !{{ptr @{kernel.name}, !"kernel", i32 1, {", ".join(extents)}, {least}}}')
     names = ", ".join(f"!{number}" for number in range(len(bounds)))
     annotations = "\n".join([f"!nvvm.annotations = !{{{names}}}", *bounds])
-    called = libdevice.declarations("\n".join(parts))
-    return "\n\n".join([declarations, *called, *parts, annotations, ""])
+    return "\n\n".join([*declarations, *parts, annotations, ""])
 
 
 def _resident(kernel: Kernel, arch: str) -> int:

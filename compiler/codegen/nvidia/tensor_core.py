@@ -48,33 +48,6 @@ _LAST_LANE = 31
 _FLOATS = "{float, float, float, float}"
 
 
-def tensor_declarations(statements: Sequence[TensorStmt]) -> list[str]:
-    """The declarations of the intrinsics that `statements` need, each once."""
-    return sorted({line for stmt in statements for line in _declarations(stmt)})
-
-
-def _declarations(stmt: TensorStmt) -> list[str]:
-    match stmt:
-        case AsyncCopy():
-            plain, zeros = _copies(stmt)
-            pointers = "ptr addrspace(3), ptr addrspace(1)"
-            return [f"declare void @{plain}({pointers})", f"declare void @{zeros}({pointers}, i32)"]
-        case CommitGroup():
-            return ["declare void @llvm.nvvm.cp.async.commit.group()"]
-        case WaitGroup():
-            return ["declare void @llvm.nvvm.cp.async.wait.group(i32)"]
-        case LoadMatrix():
-            return [f"declare {_words(stmt.count)} @{_matrix_load(stmt)}(ptr addrspace(3))"]
-        case Mma():
-            kind = stmt.instruction
-            word = _factor_type(kind)
-            args = [word] * ((kind.left_elements + kind.right_elements) // kind.packed) + ["float"] * SUM_ELEMENTS
-            return [f"declare {_FLOATS} @{_multiplication(kind)}({', '.join(args)})"]
-        case TransposeQuad():
-            return [f"declare i32 @{_EXCHANGE}(i32, i32, i32, i32)"]
-    return []  # the others are text of PTX
-
-
 def _copies(stmt: AsyncCopy) -> tuple[str, str]:
     """The intrinsic that copies, and the intrinsic that reads fewer bytes and fills up with zeros; only copies of 16
     bytes may bypass the first cache, where they would not be read again.

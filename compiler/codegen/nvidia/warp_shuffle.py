@@ -8,13 +8,6 @@ from retune.compiler.codegen.values import Emit, Value
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.kernel import WARP
 
-DECLARATIONS = tuple(
-    f"declare {kind} @llvm.nvvm.shfl.sync.{mode}.{suffix}(i32, {kind}, i32, i32)"
-    for mode in ("down", "idx")
-    for kind, suffix in (("i32", "i32"), ("float", "f32"))
-)
-"""Declarations of the instructions."""
-
 _WORD_BITS = 32
 _LAST_LANE = 31
 

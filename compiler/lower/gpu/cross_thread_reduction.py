@@ -106,30 +106,26 @@ def _in_warps(across: Sequence[ThreadLoop], others: Sequence[ThreadLoop], sizes:
     return threads % WARP == 0 and (extent % WARP == 0 or WARP % extent == 0)
 
 
+@dataclass(frozen=True)
 class _Join:
     """Joins the partial results of the threads of a block, element `point` of `partials`, along the dimensions
     `across`. `alone`: only the first thread needs the result.
     """
 
-    def __init__(
-        self,
-        body: Reduce,
-        partials: Sequence[Buffer],
-        point: tuple[Expr, ...],
-        across: Sequence[ThreadLoop],
-        others: Sequence[ThreadLoop],
-        *,
-        alone: bool,
-    ) -> None:
-        self.body = body
-        self.partials = partials
-        self.point = point
-        self.across = across
-        self.others = others
-        self.alone = alone
-        self.loops = (*others, *across)
-        self.indices = [Var(f"{loop.kind}.t") for loop in self.loops]
-        self.names = [buffer.name.removesuffix(".part") for buffer in partials]
+    body: Reduce
+    partials: Sequence[Buffer]
+    point: tuple[Expr, ...]
+    across: Sequence[ThreadLoop]
+    others: Sequence[ThreadLoop]
+    alone: bool
+
+    @property
+    def loops(self) -> tuple[ThreadLoop, ...]:
+        return (*self.others, *self.across)
+
+    @property
+    def indices(self) -> list[Var]:
+        return [Var(f"{loop.kind}.t") for loop in self.loops]
 
     @property
     def own_partials(self) -> list[Expr]:
@@ -143,9 +139,9 @@ class _Join:
 
     def named(self, ending: str, shape: tuple[int, ...], scope: str) -> tuple[Buffer, ...]:
         """A buffer for every result."""
-        dtypes = (buffer.dtype for buffer in self.partials)
-        pairs = zip(self.names, dtypes, strict=True)
-        return tuple(Buffer(f"{name}.{ending}", shape, dtype, scope) for name, dtype in pairs)
+        names = [buffer.name.removesuffix(".part") for buffer in self.partials]
+        pairs = zip(names, self.partials, strict=True)
+        return tuple(Buffer(f"{name}.{ending}", shape, buffer.dtype, scope) for name, buffer in pairs)
 
     def with_value(self, values: Sequence[Expr], buffers: Sequence[Buffer], target: tuple[Expr, ...]) -> Stmt:
         return join_into(replace(self.body, source=as_body(values)), buffers, target)

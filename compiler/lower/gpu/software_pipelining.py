@@ -12,7 +12,7 @@ copies into the tile of the iteration before that.
             = x[k + 1]; commit; y += s[k % 2]
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from retune.compiler.core.errors import LoweringError
@@ -119,7 +119,7 @@ def copies_of(buffer: Buffer, count: int) -> Buffer:
     return replace(buffer, shape=(count, *buffer.shape))
 
 
-def select_copy(stmt: Stmt, buffers: Sequence[Buffer], copy: Expr, count: int) -> Stmt:
+def select_copy(stmt: Stmt, buffers: Collection[Buffer], copy: Expr, count: int) -> Stmt:
     """The statement with copy number `copy` of the `count` copies of each of the buffers."""
 
     def rule(buffer: Buffer, indices: Exprs) -> tuple[Buffer, Exprs] | None:

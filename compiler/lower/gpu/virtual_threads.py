@@ -10,7 +10,7 @@ statement, so that they stay in step and reach the same barriers.
 from dataclasses import dataclass, replace
 
 from retune.compiler.ir.expr import Buffer, Expr, Var
-from retune.compiler.ir.rewrite import accesses_of, find_stmts, redirect, rewrite, rewrite_down
+from retune.compiler.ir.rewrite import accesses_of, find_stmts, rewrite, rewrite_down
 from retune.compiler.ir.stmt import (
     Allocate,
     For,
@@ -23,8 +23,8 @@ from retune.compiler.ir.stmt import (
     map_exprs,
     map_inner,
 )
-from retune.compiler.ir.tensor_core import Exprs
 from retune.compiler.ir.visit import substitute, uses
+from retune.compiler.lower.gpu.software_pipelining import copies_of, select_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +92,15 @@ class _Expansion:
     dependent: frozenset[Buffer]
 
     def visit(self, stmt: Stmt) -> Stmt:
-        if _depends(stmt, self.var, self.dependent) or any(
-            buffer in self.dependent for buffer, _, _ in accesses_of(stmt)
-        ):
-            redirected = rewrite(redirect(stmt, self.own_element), {Allocate: self.own_buffer})
-            return For(self.var, self.extent, LoopKind.UNROLL, redirected)
+        accessed = {buffer for buffer, _, _ in accesses_of(stmt)}
+        if _depends(stmt, self.var, self.dependent) or not accessed.isdisjoint(self.dependent):
+            # Each virtual thread has a copy of these buffers.
+            own = rewrite(select_copy(stmt, self.dependent, self.var, self.extent), {Allocate: self.own_buffer})
+            return For(self.var, self.extent, LoopKind.UNROLL, own)
         match stmt:
             case Allocate():
                 stmt = self.own_buffer(stmt)
         return map_inner(stmt, self.visit)
 
-    def buffer(self, buffer: Buffer) -> Buffer:
-        """A dependent buffer with a part for every virtual thread."""
-        return replace(buffer, shape=(self.extent, *buffer.shape)) if buffer in self.dependent else buffer
-
-    def own_buffer(self, stmt: Allocate) -> Stmt:
-        return replace(stmt, buffer=self.buffer(stmt.buffer))
-
-    def own_element(self, buffer: Buffer, indices: Exprs) -> tuple[Buffer, Exprs] | None:
-        """An access of the virtual thread's own part."""
-        return (self.buffer(buffer), (self.var, *indices)) if buffer in self.dependent else None
+    def own_buffer(self, stmt: Allocate) -> Allocate:
+        return replace(stmt, buffer=copies_of(stmt.buffer, self.extent)) if stmt.buffer in self.dependent else stmt

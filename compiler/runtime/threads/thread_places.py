@@ -79,7 +79,6 @@ yes:
 no:
   ret i1 false
 }}
-declare i64 @llvm.vector.reduce.or.v{_WORDS}i64(<{_WORDS} x i64>)
 declare ptr @pthread_getspecific(i32)
 declare i32 @sched_getcpu()
 declare i32 @sched_setaffinity(i32, i64, ptr)
