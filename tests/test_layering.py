@@ -408,7 +408,6 @@ TVM_FORMS = (
 
 LONG_SIGNATURES = {
     "compiler/driver/compile_network.py compile_graph",
-    "compiler/runtime/executor/timed_executor.py benchmark",
 }
 """Functions that still have more parameters than seven."""
 

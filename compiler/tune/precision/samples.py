@@ -45,7 +45,7 @@ def read_samples(calibrate: Any, graph: Graph, seed: int) -> tuple[Sample, ...]:
 
 
 def hold_out(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]:
-    """Samples that ranges come from, and samples that errors are checked on; the same where there is a single sample."""
+    """Samples that ranges come from, and samples that errors are checked on; the same if there is a single sample."""
     last = max(1, len(samples) // _HELD_OUT)
     return (samples[:-last], samples[-last:]) if len(samples) > 1 else (samples, samples)
 

@@ -1,8 +1,8 @@
 """The error at the outputs that each layer causes alone in each precision.
 
-Two compiled graphs measure all layers: the first computes the layers apart, in a precision, from operands in float32; the
-second is the float32 network with an input added to the result of every layer. The error of a layer, added there, runs
-through the rest of the network in float32.
+Two compiled graphs measure all layers: the first computes the layers apart, in a precision, from operands in float32;
+the second is the float32 network with an input added to the result of every layer. The error of a layer, added there,
+runs through the rest of the network in float32.
 """
 
 from collections.abc import Mapping, Sequence
