@@ -41,6 +41,52 @@ def cnn() -> onnx.ModelProto:
     return _model(nodes, (2, 3, 12, 12), weights)
 
 
+def branches() -> onnx.ModelProto:
+    """Two branches of convolutions behind a pool of means, with a sigmoid and a leaky ReLU, joined and enlarged."""
+    make, pads = helper.make_node, [1, 1, 1, 1]
+    nodes = [
+        make("Conv", ["x", "w1", "b1"], ["c1"], pads=pads),
+        make("Relu", ["c1"], ["r1"]),
+        make("Conv", ["r1", "w2", "b2"], ["c2"], pads=pads, group=16),
+        make("Relu", ["c2"], ["r2"]),
+        make("Add", ["r2", "r1"], ["s"]),
+        make("AveragePool", ["s"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        make("Conv", ["p", "w3", "b3"], ["c3"]),
+        make("Sigmoid", ["c3"], ["u"]),
+        make("Conv", ["s", "w4", "b4"], ["c4"], pads=pads, strides=[2, 2]),
+        make("LeakyRelu", ["c4"], ["v"], alpha=0.1),
+        make("Concat", ["u", "v"], ["z"], axis=1),
+        make("MaxPool", ["z"], ["m"], kernel_shape=[2, 2], strides=[2, 2]),
+        make("Resize", ["m", "", "scales"], ["e"], mode="nearest", coordinate_transformation_mode="asymmetric"),
+        make("GlobalAveragePool", ["e"], ["g"]),
+        make("Flatten", ["g"], ["f"]),
+        make("Gemm", ["f", "w5", "b5"], ["y"], transB=1),
+    ]
+    nodes[12].attribute.append(helper.make_attribute("nearest_mode", "floor"))
+    weights = {"w1": (16, 3, 3, 3), "b1": (16,), "w2": (16, 1, 3, 3), "b2": (16,), "w3": (24, 16, 1, 1), "b3": (24,)}
+    weights |= {"w4": (24, 16, 3, 3), "b4": (24,), "w5": (10, 48), "b5": (10,)}
+    model = _model(nodes, (1, 3, 16, 16), weights)
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray([1, 1, 2, 2], np.float32), "scales"))
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def lstm() -> onnx.ModelProto:
+    """Two LSTMs, the first in both directions, and a dense layer for each step."""
+    nodes = [
+        helper.make_node("LSTM", ["x", "w1", "r1", "b1"], ["a"], hidden_size=12, direction="bidirectional"),
+        helper.make_node("Transpose", ["a"], ["t"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["t", "shape"], ["d"]),
+        helper.make_node("LSTM", ["d", "w2", "r2"], ["c"], hidden_size=10),
+        helper.make_node("Squeeze", ["c", "one"], ["e"]),
+        helper.make_node("MatMul", ["e", "w3"], ["y"]),
+    ]
+    weights = {"w1": (2, 48, 8), "r1": (2, 48, 12), "b1": (2, 96), "w2": (1, 40, 24), "r2": (1, 40, 10), "w3": (10, 5)}
+    model = _model(nodes, (6, 2, 8), weights)
+    for name, numbers in (("shape", [6, 2, 24]), ("one", [1])):
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(numbers), name))
+    return onnx.shape_inference.infer_shapes(model)
+
+
 def mlp() -> onnx.ModelProto:
     """Two dense layers."""
     nodes = [
@@ -62,16 +108,16 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
-def quantized(name: str, form: dict[str, Any], folder: Path) -> onnx.ModelProto:
-    """One of `MODELS` in QDQ form."""
+def quantized(name: str, form: dict[str, Any], folder: Path, kind: QuantFormat = QuantFormat.QDQ) -> onnx.ModelProto:
+    """One of `MODELS` in QDQ form, or in another `kind`."""
     build, shape = MODELS[name]
     source, target = folder / "float.onnx", folder / "bytes.onnx"
     onnx.save(build(), source)
-    quantize_static(source, target, _Images(shape), quant_format=QuantFormat.QDQ, **form)
+    quantize_static(source, target, Images(shape), quant_format=kind, **form)
     return onnx.load(target)
 
 
-class _Images(CalibrationDataReader):  # type: ignore[misc]
+class Images(CalibrationDataReader):  # type: ignore[misc]
     """Seeded inputs to calibrate with."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:

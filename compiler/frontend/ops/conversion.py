@@ -55,7 +55,7 @@ class Conversion:
         for proto in graph.node:
             # Nodes that read a lost value are not at fault: only the first node of a chain is reported.
             if lost.intersection(proto.input):
-                lost.update(proto.output)
+                lost.update(filter(None, proto.output))
                 continue
             if not self._takes(proto, names):
                 self._lose(proto)
@@ -77,12 +77,13 @@ class Conversion:
                 self.problems.append(f"{missing_operator(proto)}: its operands do not fit: {why}")
                 self._lose(proto)
             else:
-                names.update(zip(proto.output, results, strict=False))
+                # An omitted result has no name: the empty one stands for omitted operands.
+                names.update(pair for pair in zip(proto.output, results, strict=False) if pair[0])
                 lost.difference_update(proto.output)
         return names
 
     def _lose(self, proto: onnx.NodeProto) -> None:
-        self._lost.update(proto.output)
+        self._lost.update(filter(None, proto.output))
         self.failed += [name for name in proto.output if name][:1]
 
     def _node(self, proto: onnx.NodeProto, names: Mapping[str, str]) -> OnnxNode:

@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.frontend.ops.contributed import THEMES
+from retune.compiler.frontend.ops.contributed import THEMES, nchwc
 from tests.support.contributed import attention, few_bits, fused, quantized
 from tests.support.contributed.case import Case, Draw
 from tests.support.contributed.references import REFERENCES
 
 DRAWN = {**attention.CASES, **few_bits.CASES, **fused.CASES, **quantized.CASES}
+
+
+_BLOCKED = "blocked convolutions, of the domain `com.microsoft.nchwc`"
 
 
 def _changed(name: str, **attributes: Any) -> Case:
@@ -60,11 +63,13 @@ REFUSED: Mapping[tuple[str, str], Case] = {
 def table() -> str:
     """The documents' table of contributed operators, by theme, and what is refused of them."""
     rows = ["| theme | operators | refused |", "|---|---|---|"]
-    for theme, converters in THEMES.items():
+    for theme, converters in {**THEMES, _BLOCKED: nchwc.CONVERTERS}.items():
         forms: dict[str, list[str]] = {}
         for op, what in REFUSED:
             if op.split(",")[0] in converters:
                 forms.setdefault(op, []).append(what)
+        if theme == _BLOCKED:
+            forms["Conv"] = ["files written on CPUs with blocks of another size"]
         refused = "; ".join(f"{op}: {', '.join(whats)}" for op, whats in forms.items())
         rows.append(f"| {theme} | {', '.join(sorted(converters))} | {refused} |")
     return "\n".join(rows) + "\n"

@@ -400,3 +400,17 @@ def test_names_and_order_of_inputs_and_outputs_stay(model_of: ModelOf) -> None:
     graph = load_model(model_of(nodes, {"b": (2,), "a": (3,)}, ["first", "second"]))
     shapes: list[Any] = [(value.name, value.shape) for value in (*graph.inputs, *graph.output_values())]
     assert shapes == [("b", (2,)), ("a", (3,)), ("first", (3,)), ("second", (2,))]
+
+
+def test_an_omitted_result_is_no_operand_of_later_nodes(
+    model_of: ModelOf, agrees_with_onnxruntime: Callable[[onnx.ModelProto], object]
+) -> None:
+    """The first result of the LSTM is omitted, as is the lower bound of the Clip."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((1, 8, 3)), "r": rng.standard_normal((1, 8, 2)), "high": np.asarray(0.1)}
+    nodes = [
+        helper.make_node("LSTM", ["x", "w", "r"], ["", "h"], hidden_size=2),
+        helper.make_node("Clip", ["h", "", "high"], ["y"]),
+    ]
+    floats = {name: array.astype("float32") for name, array in weights.items()}
+    agrees_with_onnxruntime(model_of(nodes, {"x": (4, 1, 3)}, ["y"], floats))

@@ -9,6 +9,7 @@ from retune.compiler.frontend.ops.contributed import (
     few_bits,
     fused,
     grouped_attention,
+    nchwc,
     normalization,
     quantized,
 )
@@ -24,5 +25,6 @@ THEMES: Mapping[str, Mapping[str, Converter]] = {
 }
 
 CONVERTERS: Mapping[str, Converter] = {
-    f"{CONTRIBUTED_DOMAIN}.{name}": convert for theme in THEMES.values() for name, convert in theme.items()
+    **{f"{CONTRIBUTED_DOMAIN}.{name}": convert for theme in THEMES.values() for name, convert in theme.items()},
+    **{f"{CONTRIBUTED_DOMAIN}.nchwc.{name}": convert for name, convert in nchwc.CONVERTERS.items()},
 }
