@@ -26,7 +26,7 @@ from retune.compiler.frontend.ops import (
     spectrum,
 )
 from retune.compiler.frontend.ops.attributes import OnnxNode
-from retune.compiler.frontend.ops.elementwise import Converter
+from retune.compiler.frontend.ops.elementwise import Converter, cast_to
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array
 
@@ -89,6 +89,10 @@ class Composition:
     def dtype(self, name: str) -> str:
         """The element type of a value."""
         return self.builder.value(name).dtype
+
+    def cast(self, name: str, dtype: str) -> str:
+        """A value in another element type; the value itself if it has that type."""
+        return cast_to(self.builder, name, dtype)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The extents of a value."""

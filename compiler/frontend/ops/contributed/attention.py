@@ -17,6 +17,7 @@ from retune.compiler.frontend.ops.attention import (
     split_heads,
     windowed,
 )
+from retune.compiler.frontend.ops.contributed.quantized import scaled
 from retune.compiler.frontend.ops.elementwise import Converter, cast_to
 from retune.compiler.frontend.ops.indexing import cut, taken
 from retune.compiler.frontend.ops.standard import Composition, composed
@@ -124,8 +125,7 @@ def _attention(write: Composition) -> list[str]:
 def _quantized_attention(write: Composition) -> list[str]:
     _check_attention(write)
     whole = write("MatMulInteger", *write.node.inputs[:2], write.operand(6), write.operand(7))
-    scale = write("Mul", write("reshape", write.operand(3), shape=()), write.operand(4))
-    product = write("Add", write("Mul", write("cast", whole, dtype=write.dtype(scale)), scale), write.operand(2))
+    product = scaled(write, whole, (write.operand(3), write.operand(4)), write.operand(2))
     sizes = (write.shape(product)[2] // 3,) * 3
     return _attended(write, product, sizes, [write.operand(5), write.operand(8), ""])
 

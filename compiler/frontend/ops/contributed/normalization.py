@@ -15,10 +15,6 @@ def _wide(write: Composition, x: str) -> str:
     return write("cast", x, dtype="float32") if x and write.dtype(x) in HALVES else x
 
 
-def _like(write: Composition, x: str, dtype: str) -> str:
-    return x if write.dtype(x) == dtype else write("cast", x, dtype=dtype)
-
-
 def _skip_normalization(write: Composition) -> list[str]:
     """The norm of the sum of input, skip and bias, then mean and deviation if wanted, and the sum."""
     is_simple = write.node.op_type == "SkipSimplifiedLayerNormalization"
@@ -30,9 +26,9 @@ def _skip_normalization(write: Composition) -> list[str]:
     epsilon = write.node.number("epsilon", _EPSILON)
     if is_simple:
         result, deviation = write.results("RMSNormalization", total, gamma, epsilon=epsilon)
-        return [_like(write, result, dtype), "", deviation, _like(write, total, dtype)]
+        return [write.cast(result, dtype), "", deviation, write.cast(total, dtype)]
     result, *statistics = _layer_norm(write, total, gamma, _wide(write, beta), epsilon)
-    return [_like(write, result, dtype), *statistics, _like(write, total, dtype)]
+    return [write.cast(result, dtype), *statistics, write.cast(total, dtype)]
 
 
 def _layer_norm(write: Composition, x: str, gamma: str, beta: str, epsilon: float) -> list[str]:
@@ -59,7 +55,7 @@ def _embedded(write: Composition) -> list[str]:
 def _norm_of_embedding(write: Composition, total: str, gamma: str, beta: str) -> list[str]:
     gamma, beta = _wide(write, gamma), _wide(write, beta)
     result, *_ = _layer_norm(write, _wide(write, total), gamma, beta, write.node.number("epsilon", _EPSILON))
-    return [_like(write, result, write.dtype(total))]
+    return [write.cast(result, write.dtype(total))]
 
 
 def _lengths(write: Composition, batch: int) -> str:
@@ -102,13 +98,13 @@ def _group_normalization(write: Composition) -> list[str]:
     first = channels_first(write, total) if last else total
     gamma, beta = (write("cast", write.operand(index), dtype="float32") for index in (1, 2))
     attributes = {"num_groups": node.integer("groups", 1), "epsilon": node.number("epsilon", 1e-5)}
-    result = write("GroupNormalization", first, _like(write, gamma, write.dtype(first)), beta, **attributes)
+    result = write("GroupNormalization", first, write.cast(gamma, write.dtype(first)), beta, **attributes)
     activation = node.integer("activation", 0)
     if activation not in (0, 1):
         raise node.unsupported(f"activation {activation} is neither 0 nor 1")
     result = write("Mul", result, write("Sigmoid", result)) if activation else result
     result = channels_last(write, result) if last else result
-    return [_like(write, result, dtype), _like(write, total, dtype)]
+    return [write.cast(result, dtype), write.cast(total, dtype)]
 
 
 CONVERTERS: Mapping[str, Converter] = {

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from retune.compiler.core.dtype import accumulated
 from retune.compiler.frontend.ops.contributed.fused import channels_first, channels_last, softmax_of_rows
 from retune.compiler.frontend.ops.elementwise import Converter
 from retune.compiler.frontend.ops.quantized import Matrix
@@ -85,18 +86,20 @@ def _convolution(write: Composition) -> str:
     return channels_last(write, write("QLinearConv", channels_first(write, x), *others, **write.node.attributes))
 
 
-def _scaled(write: Composition, whole: str, scales: tuple[str, str], bias: str) -> str:
-    """Integers times the scale of the first factor and that of the second, plus a bias."""
-    first = write("reshape", scales[0], shape=())
-    scale = write("Mul", first, scales[1])
-    real = write("Mul", write("cast", whole, dtype=write.dtype(scale)), scale)
-    return write("Add", real, bias) if bias else real
+def scaled(write: Composition, whole: str, scales: tuple[str, str], bias: str) -> str:
+    """Integers times the scale of the first factor and that of the second, plus a bias; in float32."""
+    dtype = write.dtype(scales[1])
+    first, second = (write.cast(name, accumulated(dtype)) for name in scales)
+    scale = write("Mul", write("reshape", first, shape=()), second)
+    real = write("Mul", write("cast", whole, dtype=accumulated(dtype)), scale)
+    real = write("Add", real, write.cast(bias, accumulated(dtype))) if bias else real
+    return write.cast(real, dtype)
 
 
 def _integer_product(write: Composition) -> str:
     """A and B, their scales, their zero points, and a bias."""
     whole = write("MatMulInteger", *write.node.inputs[:2], write.operand(4), write.operand(5))
-    return _scaled(write, whole, (write.operand(2), write.operand(3)), write.operand(6))
+    return scaled(write, whole, (write.operand(2), write.operand(3)), write.operand(6))
 
 
 def _dynamic_product(write: Composition) -> str:
@@ -115,7 +118,7 @@ def _gemm(write: Composition) -> str:
     whole = write("Add", whole, write.operand(6)) if write.operand(6) else whole
     scale, alpha = write.operand(1), write.node.number("alpha", 1.0)
     scale = scale if alpha == 1.0 else write("Mul", scale, alpha)
-    real = _scaled(write, whole, (scale, write.operand(4)), "")
+    real = scaled(write, whole, (scale, write.operand(4)), "")
     return _stored(write, real, 7, write.dtype(a)) if write.operand(7) else real
 
 
