@@ -17,13 +17,14 @@ from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Round
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
 from retune.storage.files import new_id
+from retune.storage.rounds import append_round
 from retune.tasks.chain import Chain
 from retune.tasks.fleet.workers import Workers
 from retune.tasks.opaque import opaque
 from retune.tasks.sample import sample
 from retune.tasks.show import ProgressBar
-from retune.tasks.store import note_round, recall, store
-from retune.tasks.train import begin_tuning, keep_checkpoint, recall_checkpoint, replay, train
+from retune.tasks.store import recall, store
+from retune.tasks.train import begin_tuning, recall_checkpoint, replay, save_checkpoint, train
 
 LEAST_PROGRESS = 0.01
 """By so much of the budget the bar in Prefect's UI grows at once: each time is a request to its API."""
@@ -53,7 +54,7 @@ def allocate_trials(
         of_others = f" and {others} of other networks" if others else ""
         announce(PhaseStarted(f"learning from {len(known.own) + known.programs} stored programs{of_others}"))
     history, own, foreign = opaque(known.history), opaque(known.own), opaque(known.foreign)
-    chain.run(replay, run_id, opaque(tuning), history, own, opaque(training_data), foreign)
+    chain.run(replay, opaque(tuning), history, own, opaque(training_data), foreign)
     budget = job.budget.without(elsewhere + time.monotonic() - started)
     announce(RunOpened.of(tuning, str(job.place), known.programs, budget))
     # The run's clock goes on where the last stored round stopped it; pauses between two processes do not count.
@@ -73,7 +74,9 @@ def allocate_trials(
         announce(PhaseStarted(tuning.ended))
     announce(PhaseStarted("storing what the cost model learned"))
     bar.show(1.0)
-    chain.run(keep_checkpoint, run_id, home, opaque(tuning))
+    # A run that measured nothing knows nothing new, and would push an older checkpoint out.
+    if tuning.trials:
+        chain.run(save_checkpoint, home, opaque(tuning))
     return tuning.summary()
 
 
@@ -100,7 +103,7 @@ def tune_round(
         chain.run(store, name, job.place, opaque(records))
         chain.run(train, name, opaque(tuning), index, opaque(records))
         done = RoundDone.of(tuning, index, records, budget)
-        note_round(job.place, tuning.run_info.run_id, done.row_fields())
+        append_round(job.place, tuning.run_info.run_id, done.row_fields())
         announce(done)
     else:
         tuning.exhaust(index, EMPTY_ROUND)

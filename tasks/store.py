@@ -17,7 +17,6 @@ from retune.storage.artifacts import ArtifactStore, content_key
 from retune.storage.checkpoints import CheckpointStore
 from retune.storage.compaction import Compaction, Retention, compact
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.rounds import Field, append_round
 from retune.storage.runs import Run, RunInfo, RunLedger
 from retune.storage.store_url import Place, is_remote
 
@@ -88,11 +87,6 @@ def _horizon(home: Place, run_id: str, stored: Sequence[float]) -> float:
 def store(name: str, home: Place, records: Sequence[MeasureRecord]) -> None:
     """Append one round; when this returns, the round survives anything."""
     ParquetRecordStore(home).append(records)
-
-
-def note_round(home: Place, run_id: str, row: Mapping[str, Field]) -> None:
-    """Write down how a round went; its records do not need it. No task of its own: that would take longer than this."""
-    append_round(home, run_id, row)
 
 
 @task(name="best-records", task_run_name="best-records", cache_policy=NO_CACHE)

@@ -39,7 +39,6 @@ def train(name: str, tuning: Tuning, index: int, records: Sequence[MeasureRecord
 
 @task(name="replay", task_run_name="replay", cache_policy=NO_CACHE)
 def replay(
-    run_id: str,
     tuning: Tuning,
     history: Mapping[str, Sequence[MeasureRecord]],
     own: Sequence[MeasureRecord],
@@ -50,14 +49,6 @@ def replay(
     `foreign` are the best programs of other tasks.
     """
     tuning.replay(history, own, training_data, foreign)
-
-
-@task(name="keep-checkpoint", task_run_name="keep-checkpoint", cache_policy=NO_CACHE)
-def keep_checkpoint(run_id: str, home: Place, tuning: Tuning) -> None:
-    """Keep what the model knows now for later runs on this device."""
-    # A run that measured nothing knows nothing new, and would push an older checkpoint out.
-    if tuning.trials:
-        _save(home, tuning)
 
 
 @task(name="recall-checkpoint", task_run_name="recall-checkpoint", cache_policy=NO_CACHE)
@@ -82,11 +73,7 @@ def learn_records(tasks: Sequence[SearchTask], home: Place, run_info: RunHeader,
 
 @task(name="save-checkpoint", task_run_name="save-checkpoint", cache_policy=NO_CACHE)
 def save_checkpoint(home: Place, tuning: Tuning) -> None:
-    """Keep what a trained model knows for later runs on its device."""
-    _save(home, tuning)
-
-
-def _save(home: Place, tuning: Tuning) -> None:
+    """Keep what the model knows now for later runs on its device."""
     if tuning.model is not None:
         run_info = tuning.run_info
         data = batches_to_bytes(tuning.model.training_data())

@@ -131,7 +131,7 @@ def see_the_order_of_a_run() -> None:
         assert graph[f"store-{name}"] == {*builds, *(each.replace("build", "measure", 1) for each in builds)}
         assert graph[f"train-{name}"] == {f"store-{name}"}
         before = f"train-{name}"
-    assert graph["keep-checkpoint"] == {before}
+    assert graph["save-checkpoint"] == {before}
     graph = arrows("compile-shown")
     again = [name for name in graph if name.startswith("time-again-")]
     follow(graph, ["best-records", *again, "confirm", "compile-untuned", "compile-tuned", "verify"])

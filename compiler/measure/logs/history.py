@@ -61,7 +61,7 @@ def _factor(size: Any, other: Any) -> float:
 
 
 def carries_over(source: str, target: str) -> bool:
-    """Whether programs for the target `known` are right for `wanted`: both are of the same kind (first word), and no
+    """Whether programs for the target `source` are right for `target`: both are of the same kind (first word), and no
     product is rounded that may not be.
     """
     source_words, target_words = source.split(), target.split()
