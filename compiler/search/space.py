@@ -20,7 +20,7 @@ from retune.compiler.schedule.choices import LoopChoices
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, Inlined, IterKind, Number, Root, State, replay
 from retune.compiler.schedule.statements import StageNest, statement_nests
-from retune.compiler.schedule.steps import Annotate, Fuse, Pragma, Split, Step
+from retune.compiler.schedule.steps import UNROLL_PRAGMA, Annotate, Fuse, Pragma, Split, Step
 from retune.compiler.search.annotate import annotated_steps, template_state
 from retune.compiler.search.depths import cumulative, random_true, settled_depth
 from retune.compiler.search.factorize import covering, sample_factorizations
@@ -34,8 +34,6 @@ from retune.compiler.search.rules import SketchContext
 from retune.compiler.search.rules.base import search_kind
 from retune.compiler.search.rules.tensor_core import unrolls
 from retune.compiler.te.tensor import ComputeOp
-
-UNROLL_PRAGMA = "auto_unroll_max_step$"
 
 _UNROLL_DIGITS = 10
 """No unroll limit has as many digits."""

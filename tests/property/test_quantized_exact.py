@@ -72,6 +72,17 @@ class _Drawn:
         operands = [name, builder.constant(scale, "scale"), builder.constant(zeros, "zero")]
         return builder.emit("dequantize", operands, {"axis": axis})
 
+    def entered(self, builder: GraphBuilder, x: Array) -> tuple[str, Array]:
+        """The dequantized input "x", and its array: bytes, or floats that are quantized to these bytes."""
+        scale, zero = self.scales[0], self.zeros[0]
+        if self.rng.random() < 0.5:
+            name = builder.input(Value("x", x.shape, self.left))
+            return self.dequantized(builder, name, scale, zero), x
+        name = builder.input(Value("x", x.shape, "float32"))
+        operands = [name, builder.constant(np.asarray(scale), "scale"), builder.constant(zero, "zero")]
+        name = builder.emit("quantize", operands, {"axis": 0})
+        return self.dequantized(builder, name, scale, zero), (x.astype("float32") - np.float32(zero)) * scale
+
     def quantized(self, builder: GraphBuilder, name: str) -> str:
         operands = [
             name,
@@ -96,14 +107,16 @@ def _dense(rng: np.random.Generator) -> Layer:
     m, k, n = (int(rng.integers(1, most)) for most in (40, 90, 70))
     drawn = _Drawn(rng, n)
     x, w = _bytes(rng, drawn.left, (m, k)), _bytes(rng, drawn.right, (k, n))
-    builder = GraphBuilder("dense", [Value("x", x.shape, drawn.left)])
+    builder = GraphBuilder("dense")
+    left, given = drawn.entered(builder, x)
     scale = drawn.weight_scale if drawn.weight_scale.size > 1 else drawn.weight_scale.reshape(())
-    left = drawn.dequantized(builder, "x", drawn.scales[0], drawn.zeros[0])
     right = drawn.dequantized(builder, builder.constant(w, "w"), scale, drawn.weight_zero, 1)
     product = builder.emit("dense", [left, right])
     sums = (x.astype(np.int64) - int(drawn.zeros[0])) @ (w.astype(np.int64) - int(drawn.weight_zero))
     return Layer(
-        builder.finish({"y": drawn.quantized(builder, product)}), {"x": x}, drawn.requantized(sums, drawn.weight_scale)
+        builder.finish({"y": drawn.quantized(builder, product)}),
+        {"x": given},
+        drawn.requantized(sums, drawn.weight_scale),
     )
 
 
@@ -111,13 +124,13 @@ def _batch(rng: np.random.Generator) -> Layer:
     b, m, k, n = (int(rng.integers(1, most)) for most in (4, 30, 50, 40))
     drawn = _Drawn(rng, 1)
     x, z = _bytes(rng, drawn.left, (b, m, k)), _bytes(rng, drawn.right, (b, k, n))
-    builder = GraphBuilder("batch", [Value("x", x.shape, drawn.left), Value("z", z.shape, drawn.right)])
-    left = drawn.dequantized(builder, "x", drawn.scales[0], drawn.zeros[0])
+    builder = GraphBuilder("batch", [Value("z", z.shape, drawn.right)])
+    left, given = drawn.entered(builder, x)
     right = drawn.dequantized(builder, "z", drawn.weight_scale.reshape(()), drawn.weight_zero)
     product = builder.emit("batch_matmul", [left, right])
     sums = (x.astype(np.int64) - int(drawn.zeros[0])) @ (z.astype(np.int64) - int(drawn.weight_zero))
     expected = drawn.requantized(sums, drawn.weight_scale)
-    return Layer(builder.finish({"y": drawn.quantized(builder, product)}), {"x": x, "z": z}, expected)
+    return Layer(builder.finish({"y": drawn.quantized(builder, product)}), {"x": given, "z": z}, expected)
 
 
 def _convolution(rng: np.random.Generator) -> Layer:
@@ -129,9 +142,9 @@ def _convolution(rng: np.random.Generator) -> Layer:
     drawn = _Drawn(rng, outputs)
     x = _bytes(rng, drawn.left, (1, groups * inputs, size, size))
     w = _bytes(rng, drawn.right, (outputs, inputs, kernel, kernel))
-    builder = GraphBuilder("convolution", [Value("x", x.shape, drawn.left)])
+    builder = GraphBuilder("convolution")
+    left, given = drawn.entered(builder, x)
     scale = drawn.weight_scale if drawn.weight_scale.size > 1 else drawn.weight_scale.reshape(())
-    left = drawn.dequantized(builder, "x", drawn.scales[0], drawn.zeros[0])
     right = drawn.dequantized(builder, builder.constant(w, "w"), scale, drawn.weight_zero)
     attrs = {"strides": (stride,) * 2, "pads": (pad,) * 4, "dilations": (1, 1), "groups": groups, "layout": "NCHW"}
     product = builder.emit("conv2d", [left, right], attrs)
@@ -142,7 +155,7 @@ def _convolution(rng: np.random.Generator) -> Layer:
     sums = np.einsum("ngihwyx,gfiyx->ngfhw", windows, weight)
     sums = sums.reshape(1, outputs, *sums.shape[3:])
     expected = drawn.requantized(sums, drawn.weight_scale.reshape(-1, 1, 1))
-    return Layer(builder.finish({"y": drawn.quantized(builder, product)}), {"x": x}, expected)
+    return Layer(builder.finish({"y": drawn.quantized(builder, product)}), {"x": given}, expected)
 
 
 def _residual(rng: np.random.Generator) -> Layer:

@@ -210,7 +210,8 @@ def _fits_bytes(builder: GraphBuilder, x: Sequence[str], weight: Sequence[str]) 
     numbers, zero = (known[index] for index in (2, 4))
     if dtypes - {"int8", "uint8"} or numbers is None or zero is None:
         return False
-    return bool(numbers.size and max(int(numbers.max()) - int(zero.min()), int(zero.max()) - int(numbers.min())) <= 127)
+    most, least = int(numbers.max(initial=0)) - int(zero.min()), int(numbers.min(initial=0)) - int(zero.max())
+    return bool(numbers.size and most <= 127 and least >= -128)
 
 
 def _real(builder: GraphBuilder, node: OnnxNode, operand: Sequence[str], axis: int = 0) -> str:

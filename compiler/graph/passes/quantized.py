@@ -20,9 +20,10 @@ from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Array, Graph, Node
 from retune.compiler.graph.passes.lookup_tables import lookup_of
 from retune.compiler.graph.passes.requantize import ScaleDivider, ScaleWriter, spread
+from retune.compiler.ir.dot import BYTES, OTHER_SIGN
 from retune.compiler.ops.op import broadcast_shapes
 
-BYTES = ("int8", "uint8")
+_CONVERSIONS = ("quantize", "dequantize")
 _PRODUCTS = {"conv2d": "qconv2d", "dense": "qdense", "batch_matmul": "qbatch_matmul"}
 # The largest product of a uint8 and an int8 has the magnitude 255 x 128.
 MOST_PRODUCTS = 2**31 // (255 * 128) - 1
@@ -42,7 +43,7 @@ class Quantized:
     def apply(self, graph: Graph) -> Graph:
         if not any(node.op in ("quantize", "dequantize") for node in graph.nodes):
             return graph
-        graph = rewrite(graph, _join)
+        graph = rewrite(rewrite(graph, _unsigned), _join)
         graph = rewrite(graph, ScaleWriter(graph).write)
         return rewrite(graph, ScaleDivider(graph).move)
 
@@ -73,6 +74,32 @@ def _numbers(builder: GraphBuilder, name: str) -> _Numbers | None:
 def _dequantized(builder: GraphBuilder, node: Node, numbers: _Numbers, name: str, axis: int) -> str:
     operands = [name, builder.constant(numbers.scale, "scale"), builder.constant(numbers.zero, "zero")]
     return builder.emit("dequantize", operands, {"axis": axis}, name=node.name, output=node.output)
+
+
+def _flipped(builder: GraphBuilder, name: str, output: str = "") -> str:
+    """Bytes of the other signedness, 128 higher or lower: their highest bit flipped."""
+    dtype = builder.value(name).dtype
+    bit = builder.constant(np.array(-128 if dtype == "int8" else 128, dtype), "bit")
+    turned = builder.emit("bit_xor", [name, bit])
+    return builder.emit("bits", [turned], {"dtype": OTHER_SIGN[dtype]}, output=output)
+
+
+def _unsigned(builder: GraphBuilder, node: Node) -> str | None:
+    """Quantization to int8 -> to uint8 with a zero point 128 higher, which x86 multiplies by int8 as it is: the
+    correction for flipped signs joins the bias instead of every sum.
+    """
+    scale, zero = (builder.array(name) for name in node.inputs[1:]) if node.op in _CONVERSIONS else (None, None)
+    if scale is None or zero is None or zero.dtype != np.int8:
+        return None
+    inputs = [*node.inputs[:2], builder.constant((zero.astype(np.int16) + 128).astype(np.uint8), "zero")]
+    if node.op == "quantize":
+        return _flipped(builder, builder.emit("quantize", inputs, node.attrs, name=node.name), node.output)
+    bits = builder.producer(node.inputs[0])
+    turned = builder.producer(bits.inputs[0]) if bits is not None and bits.op == "bits" else None
+    source = builder.producer(turned.inputs[0]) if turned is not None and turned.op == "bit_xor" else None
+    if source is None or source.op != "quantize":
+        return None
+    return builder.emit("dequantize", [source.output, *inputs[1:]], node.attrs, name=node.name, output=node.output)
 
 
 def _join(builder: GraphBuilder, node: Node) -> str | None:
@@ -178,10 +205,10 @@ def _batch_product(builder: GraphBuilder, node: Node, a: _Numbers, b: _Numbers) 
     depth = builder.value(a.name).shape[2]
     if not b.uniform or builder.value(b.name).dtype not in BYTES or depth > MOST_PRODUCTS // 2:
         return None
-    left, right = int(a.zero.item()), int(b.zero.item())
-    whole = builder.emit("qbatch_matmul", [a.name, b.name], name=node.name)
+    (first, left), (second, right) = _centered(builder, a), _centered(builder, b)
+    whole = builder.emit("qbatch_matmul", [first, second], name=node.name)
     shape = builder.value(whole).shape
-    for name, axis, zero in ((a.name, 2, right), (b.name, 1, left)):
+    for name, axis, zero in ((first, 2, right), (second, 1, left)):
         if zero:
             wide = builder.emit("cast", [name], {"dtype": "int32"})
             sums = builder.emit("reduce_sum", [wide], {"axes": (axis,), "keepdims": True})
@@ -191,6 +218,12 @@ def _batch_product(builder: GraphBuilder, node: Node, a: _Numbers, b: _Numbers) 
         number = np.array(left * right * depth, np.int32)
         whole = builder.emit("add", [whole, builder.constant(spread(number, shape), "zeros")])
     return _scaled(builder, node, whole, (a.scale.astype(np.float32) * b.scale.astype(np.float32)).reshape(()))
+
+
+def _centered(builder: GraphBuilder, numbers: _Numbers) -> tuple[str, int]:
+    """The bytes and their zero point; of the other signedness where that has the zero point 0."""
+    zero = int(numbers.zero.item())
+    return (_flipped(builder, numbers.name), 0) if zero == 128 else (numbers.name, zero)
 
 
 def _scaled(builder: GraphBuilder, node: Node, whole: str, scale: Array) -> str:

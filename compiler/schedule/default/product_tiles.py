@@ -17,7 +17,7 @@ from retune.compiler.ir.operators import SHIFTS
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.access import needs_multi_level_tiling
 from retune.compiler.schedule.state import Annotation, IterKind, State
-from retune.compiler.schedule.steps import Annotate, Reorder, Split
+from retune.compiler.schedule.steps import UNROLL_PRAGMA, Annotate, Pragma, Reorder, Split
 from retune.compiler.te.tensor import Axis, ComputeOp
 
 _VECTORS = (2, 4, 3, 5, 6, 1)
@@ -53,6 +53,8 @@ _BYTES_PER_WORD, _FEW_REGISTERS, _HALF_REGISTERS = 4, 16, 4
 """Without an instruction for four bytes, as on most machines of few registers, words are split into two halves of 16
 bits: two vectors and a row take so many registers more.
 """
+_UNROLLED = 100
+"""Vectors of products that are unrolled: a row of five elements for a tile of four by four vectors, measured."""
 _STRIP_RATIO = 4
 """Most lanes of a vector over the columns of a group: shorter groups cost no more than choices by lane."""
 _FEW_COLUMNS, _LEAST_COLUMNS = 16, 4
@@ -279,6 +281,10 @@ def order_for_tile(state: State, stage_id: int, outer: Sequence[str], inner: Seq
     shifts = {node for expr in walk(op.body) if _is_shift(expr) for node in walk(expr.rhs) if isinstance(node, Axis)}
     if outer and outer[-1] in {axis.name for axis in shifts}:
         state = state.apply(Annotate(stage_id, len(outer) - 1, Annotation.UNROLL))
+    reads = _read_along(state, stage_id) if op.reduce_axes else []
+    if len(reads) > 1 and item_bytes(_strip_type(state, stage_id)) == 1:
+        # Neighbors of a depthwise convolution share most elements of a row of the window, whose bytes are widened once.
+        state = state.apply(Pragma(stage_id, 0, f"{UNROLL_PRAGMA}{_UNROLLED}"))
     return state
 
 

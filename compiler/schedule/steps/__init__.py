@@ -25,6 +25,7 @@ Annotations: 0 none, 1 unroll, 2 vectorize, 3 parallel, 4 vthread, 5 blockIdx.x,
 8 threadIdx.y, 9 blockIdx.z, 10 threadIdx.z, 11 tensorize. A CPU target rejects 4 to 11.
 """
 
+from retune.compiler.schedule.steps.annotate import UNROLL_PRAGMA as UNROLL_PRAGMA
 from retune.compiler.schedule.steps.annotate import Annotate, Pragma, StorageAlign
 from retune.compiler.schedule.steps.base import Step, dump_steps, load_steps, step_from_row, steps_of
 from retune.compiler.schedule.steps.loops import (

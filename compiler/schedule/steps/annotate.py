@@ -23,6 +23,8 @@ from retune.compiler.schedule.steps.place import ComputeRoot
 from retune.compiler.te.tensor import ComputeOp
 
 _ANNOTATIONS = frozenset(int(annotation) for annotation in Annotation)
+UNROLL_PRAGMA = "auto_unroll_max_step$"
+"""Before the limit of unrolling in the text of a pragma."""
 _MOST_DIGITS = 18
 """Digits of an unroll limit, an int64 in arrays."""
 
@@ -79,8 +81,8 @@ class Pragma(Step):
         stage = state.stage(self.stage)
         if self.text == "debug_skip_region":
             return ComputeRoot(self.stage).apply(state) if isinstance(stage.location, Attached) else state
-        name, sign, value = self.text.partition("$")
-        if name != "auto_unroll_max_step" or not sign or not value.isdecimal():
+        value = self.text.removeprefix(UNROLL_PRAGMA)
+        if value == self.text or not value.isdecimal():
             raise ScheduleError(
                 f"{stage.op.name}: the pragma {self.text!r} is unknown; "
                 "known: auto_unroll_max_step$N, debug_skip_region"
