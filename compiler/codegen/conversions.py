@@ -127,10 +127,11 @@ def _rounded(emit: Emit, value: Value) -> Value:
     odd = emit(f"and {upper.typed}, {number_text(1)}", lanes, "uint32")
     # 0x7FFF plus the last kept bit is half an ulp, rounded so that ties go to even.
     half = emit(f"add {odd.typed}, {number_text(0x7FFF)}", lanes, "uint32")
-    sum_ = emit(f"add {bits.typed}, {half.text}", lanes, "uint32")
-    near = emit(f"lshr {sum_.typed}, {number_text(16)}", lanes, "uint32")
+    near = emit(f"add {bits.typed}, {half.text}", lanes, "uint32")
     # The carry of the rounding could turn a NaN into infinity; the quiet bit prevents it.
-    quiet = emit(f"or {upper.typed}, {number_text(0x40)}", lanes, "uint32")
+    quiet = emit(f"or {bits.typed}, {number_text(0x400000)}", lanes, "uint32")
     is_nan = emit(f"fcmp uno {value.typed}, {value.text}", lanes, "bool")
     chosen = emit(f"select {is_nan.typed}, {quiet.typed}, {near.typed}", lanes, "uint32")
+    # Last, so that LLVM masks the lower half where the result is a float32 again.
+    chosen = emit(f"lshr {chosen.typed}, {number_text(16)}", lanes, "uint32")
     return emit(f"trunc {chosen.typed} to {llvm_type(BFLOAT16, lanes)}", lanes, BFLOAT16)

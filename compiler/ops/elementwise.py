@@ -7,10 +7,21 @@ from typing import cast as as_type
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.core.dtype import is_float, is_unsigned, item_bits
+from retune.compiler.core.dtype import HALVES, is_float, is_unsigned, item_bits
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.numeric import converted
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Operand, Shape, broadcast_shapes, element
+from retune.compiler.ops.op import (
+    Array,
+    FusionKind,
+    Lowered,
+    Op,
+    OpCall,
+    Operand,
+    Shape,
+    broadcast_shapes,
+    element,
+    widened,
+)
 from retune.compiler.te.tensor import Tensor
 
 
@@ -54,6 +65,17 @@ def _unary(
         return _pointwise(call, call.types[0].shape, call.types[0].dtype, scalar)
 
     return Op(name, 1, FusionKind.ELEMENTWISE, meaning, lower, lambda _, arrays: numpy(arrays[0]), reads=reads)
+
+
+def _activation(
+    name: str, scalar: Callable[[Expr], Expr], numpy: Callable[[Array], Array], meaning: str, reads: int = 2
+) -> Op:
+    """A unary operator of several steps, which halves compute in float32 and round once."""
+
+    def rounded_once(x: Expr) -> Expr:
+        return te.cast(x.dtype, scalar(te.cast("float32", x))) if x.dtype in HALVES else scalar(x)
+
+    return _unary(name, rounded_once, lambda x: numpy(widened(x)), meaning, reads=reads)
 
 
 def _binary(
@@ -234,22 +256,20 @@ OPERATORS = (
         "-1, 0 or 1",
         reads=3,
     ),
-    _unary("silu", lambda x: x * te.sigmoid(x), lambda x: x * _sigmoid(x), "x / (1 + exp(-x))", reads=2),
-    _unary(
+    _activation("silu", lambda x: x * te.sigmoid(x), lambda x: x * _sigmoid(x), "x / (1 + exp(-x))"),
+    _activation(
         "hard_swish",
         _hard_swish,
         lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
         "x * min(max(x / 6 + 1 / 2, 0), 1)",
-        reads=2,
     ),
-    _unary(
+    _activation(
         "gelu",
         _gelu,
         lambda x: np.asarray(x * (_erf(np.asarray(x * math.sqrt(0.5))) + 1) / 2),
         "x times the share of a standard normal distribution below x",
-        reads=2,
     ),
-    _unary(
+    _activation(
         "gelu_tanh",
         _gelu_tanh,
         _gelu_tanh_array,

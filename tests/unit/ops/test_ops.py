@@ -7,7 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from retune.compiler import te
+from retune.compiler.core.dtype import HALVES
 from retune.compiler.core.errors import DefinitionError
+from retune.compiler.driver.build import build
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.ops import OPS
 from retune.compiler.ops.op import TensorType
@@ -106,6 +108,20 @@ def test_misfits_are_named() -> None:
         OPS["softmax"].tensor((te.const(1.0),), {"axis": 0}, name="node_7")
     with pytest.raises(DefinitionError, match=r"reshape 'node_7' .* takes tensors, not the literal 1"):
         OPS["reshape"].tensor((te.const(1.0),), {"shape": (1,)}, name="node_7")
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("op", ["silu", "hard_swish", "gelu", "gelu_tanh"])
+def test_activations_of_halves_are_rounded_once(op: str, dtype: str) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    results = []
+    for values in (every, every.astype(np.float32)):
+        x = te.placeholder(values.shape, values.dtype.name, "x")
+        result = np.empty_like(values)
+        build([x, OPS[op].tensor((x,))])(values, result)
+        results.append(result)
+    narrow, wide = results
+    np.testing.assert_array_equal(narrow.astype(np.float32), wide.astype(dtype).astype(np.float32))
 
 
 def test_integers_have_no_kernel_of_an_operator_of_floats() -> None:
