@@ -12,7 +12,9 @@ from retune.compiler.graph.verify import call_of, infer_value
 from retune.compiler.ir.dims import Dim, integers
 from retune.compiler.ops import OPS, FusionKind
 
-KEPT = ("identity", "dequantize")
+WEIGHTS = ("dequantize", "dequantize_bits")
+"""Weights with few bits for a number."""
+KEPT = ("identity", *WEIGHTS)
 """Nodes on constants that are not folded: bytes of a weight cost less memory traffic than its numbers."""
 
 
@@ -129,7 +131,7 @@ class GraphBuilder:
     def array(self, name: str) -> Array | None:
         """The content of a constant, dequantized if needed; None for any other value."""
         node = self._producers.get(name)
-        if node is None or node.op != "dequantize":
+        if node is None or node.op not in WEIGHTS:
             return self._constants.get(name)
         arrays = [self._constants[operand] for operand in node.inputs if operand in self._constants]
         return evaluate_node(node, arrays) if len(arrays) == len(node.inputs) else None

@@ -14,7 +14,7 @@ import numpy as np
 from retune.compiler import ops
 from retune.compiler.core.dtype import finite_limit
 from retune.compiler.core.errors import DefinitionError
-from retune.compiler.graph.builder import KEPT, GraphBuilder
+from retune.compiler.graph.builder import KEPT, WEIGHTS, GraphBuilder
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from retune.compiler.graph.verify import call_of
@@ -66,7 +66,7 @@ class SymbolicBuilder(GraphBuilder):
         depend on unknown dimensions.
         """
         node = self._producers.get(name)
-        if node is not None and node.op == "dequantize" and all(map(self._is_known, node.inputs)):
+        if node is not None and node.op in WEIGHTS and all(map(self._is_known, node.inputs)):
             return self._evaluated(node)
         if name in self._constants:
             return self._constants[name]
@@ -78,7 +78,7 @@ class SymbolicBuilder(GraphBuilder):
     def is_constant(self, name: str) -> bool:
         """Like `GraphBuilder.is_constant`, also if `array` raises."""
         node = self._producers.get(name)
-        is_weight = node is not None and node.op == "dequantize" and all(map(self._is_known, node.inputs))
+        is_weight = node is not None and node.op in WEIGHTS and all(map(self._is_known, node.inputs))
         return is_weight or self._is_known(name)
 
     def _is_known(self, name: str) -> bool:

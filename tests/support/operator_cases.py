@@ -175,6 +175,10 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
     *((op, [_BITS, np.array([1, 3, 7], np.uint8)], {}) for op in ("shift_left", "shift_right")),
     ("where", [_TRUE, np.ones((3, 2, 1), np.float32), np.zeros((1, 3), np.float32)], {}),
     *(
+        ("dequantize_bits", [_bytes("uint8", 2, 2 * bits, 5), _OF_BLOCKS, -3 * _OF_BLOCKS], {"bits": bits})
+        for bits in (2, 4, 8)
+    ),
+    *(
         ("dense_bits", [_DATA_2D, _bytes("uint8", 2, 2 * bits, 5), _OF_BLOCKS, -3 * _OF_BLOCKS], {"bits": bits})
         for bits in (2, 4, 8)
     ),

@@ -9,6 +9,7 @@ from retune.compiler.core.dtype import accumulated, promoted
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, Formula, cast_to, formula_of, in_float32
+from retune.compiler.frontend.ops.few_bits import multiplied
 from retune.compiler.frontend.ops.indexing import taken
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute
@@ -229,7 +230,7 @@ def _scaled_product(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if alpha != 1.0:
         # Not the product: a constant weight is scaled at compile time.
         b = write("mul", b, alpha)
-    result = write("dense", a, b)
+    result = multiplied(builder, node, a, b)
     if not node.has_input(2) or beta == 0.0:
         return [result]
     bias = node.inputs[2]
@@ -267,7 +268,7 @@ def matrix_product(builder: GraphBuilder, node: OnnxNode, a: str, b: str) -> str
     # One matrix for the whole batch: all rows are one product, which reads the weight once.
     if len(b_shape) == 2:
         rows = prod(a_shape[:-1])
-        product = write("dense", shaped(a, (rows, a_shape[-1])), shaped(b, b_shape))
+        product = multiplied(builder, node, shaped(a, (rows, a_shape[-1])), shaped(b, b_shape))
     else:
         count = prod(batch)
         left = shaped(expanded(a, a_shape), (count, *a_shape[-2:]))

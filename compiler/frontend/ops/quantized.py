@@ -12,6 +12,7 @@ from onnx import helper
 from retune.compiler.core.dtype import NARROW_FLOATS, NARROW_INTEGERS, accumulated, finite_limit, is_float, item_bits
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, cast_to, formula_of, saturated
+from retune.compiler.frontend.ops.few_bits import packed_matrix
 from retune.compiler.frontend.ops.indexing import taken
 from retune.compiler.frontend.ops.nn import as_channels, convolved, matrix_product
 from retune.compiler.graph.builder import GraphBuilder
@@ -105,6 +106,9 @@ def _dequantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     said = _element_type(node, "output_dtype")
     if _quantizes_bytes(builder, node, x.dtype) and said in ("", "float32"):
         return [_of_bytes(builder, node, "dequantize", x.dtype)]
+    packed = packed_matrix(builder, node) if x.dtype in NARROW_INTEGERS and said in ("", "float32") else ""
+    if packed:
+        return [packed]
     scale = _aligned(builder, node, node.operand(builder, 1).name, x.shape)
     zero = _aligned(builder, node, node.inputs[2], x.shape) if node.has_input(2) else ""
     dtype = said or builder.value(scale).dtype

@@ -8,7 +8,7 @@ from retune.compiler.core.dtype import item_bits
 from retune.compiler.frontend.ops.elementwise import Converter, in_float32
 from retune.compiler.frontend.ops.indexing import cut
 from retune.compiler.frontend.ops.standard import Composition, composed
-from retune.compiler.ops.few_bits import BYTE
+from retune.compiler.ops.few_bits import BYTE, KINDS
 
 
 def _unpacked(write: Composition, packed: str, bits: int, count: int) -> str:
@@ -28,7 +28,7 @@ def _matmul(write: Composition) -> str:
     node, x = write.node, write.operand(0)
     depth, columns = node.integer("K", 0), node.integer("N", 0)
     bits, block = node.integer("bits", 4), node.integer("block_size", 0)
-    if bits not in (2, 4, BYTE) or block < BYTE // bits:
+    if bits not in KINDS or block < BYTE // bits:
         raise node.unsupported(f"weights of {bits} bits in blocks of {block}; bits are 2, 4 or 8")
     blocks = -(-depth // block)
     *outer, last = write.shape(x)
@@ -70,8 +70,8 @@ def _by_group(write: Composition, codes: str, scale: str, offset: str) -> str:
     groups = write.operand(4)
     flat = write("reshape", codes, shape=(columns, blocks * size))
     whole = write("cast", _unpacked(write, flat, bits, depth), dtype="float32")
-    places = cut(write.builder, groups, 0, 0, depth)
-    scales, offsets = (write("gather", name, places, axis=1) for name in (scale, offset))
+    indices = cut(write.builder, groups, 0, 0, depth)
+    scales, offsets = (write("gather", name, indices, axis=1) for name in (scale, offset))
     return write("transpose", write("add", write("mul", whole, scales), offsets), perm=(1, 0))
 
 
@@ -87,12 +87,12 @@ def _gather(write: Composition) -> str:
     extent = write.shape(data)[blocked] * (BYTE // bits if packed else 1)
     zero = write.operand(3)
     codes, zero, scale = (name and write("Gather", name, indices, axis=axis) for name in (data, zero, scale))
-    place = blocked if blocked < axis else blocked + len(write.shape(indices)) - 1
+    blocked_axis = blocked if blocked < axis else blocked + len(write.shape(indices)) - 1
     codes = _unpacked(write, codes, bits, extent) if packed else codes
     zero = _unpacked(write, zero, bits, write.shape(scale)[-1]) if packed and zero else zero
     if packed and not zero:
         zero = write.builder.constant(np.full(write.shape(scale), 1 << (bits - 1), "uint8"), "zero")
-    return write("DequantizeLinear", codes, scale, zero, axis=place, block_size=block)
+    return write("DequantizeLinear", codes, scale, zero, axis=blocked_axis, block_size=block)
 
 
 _AXES = (("gather_axis", 0), ("quantize_axis", 1))

@@ -4,9 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import retune
+from retune.compiler.core.dtype import NARROW_INTEGERS, finite_limit
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.frontend.importer import load_model
@@ -100,3 +104,63 @@ def test_weights_stay_packed_in_kernels_and_files(tmp_path: Path) -> None:
     assert bytes_of_codes <= held <= bytes_of_codes + 2 * bytes_of_scales + 4096
     retune.compile(model).save(tmp_path / "n.retune")
     assert (tmp_path / "n.retune").stat().st_size < 1.2 * held + 100_000
+
+
+def _dequantized(dtype: str, axis: int, block: int, *, zeros: bool) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
+    """A matrix of 64 x 48, or of 48 x 64 with blocks along the second axis, from a constant of `dtype`."""
+    rng = np.random.default_rng(axis)
+    shape = (64, 48) if axis == 0 else (48, 64)
+    scales: tuple[int, ...] = (64 // block, 48) if axis == 0 else (48, 64 // block)
+    scales = scales if block < 64 else (48,)
+    low, high = (int(finite_limit(dtype, is_least=is_least)) for is_least in (True, False))
+    values = {
+        "codes": rng.integers(low, high + 1, shape).astype("int8").astype(dtype),
+        "scales": rng.uniform(0.1, 0.3, scales).astype("float32"),
+    }
+    if zeros:
+        values["zeros"] = rng.integers(low, high + 1, scales).astype("int8").astype(dtype)
+    attributes = {"axis": axis, "block_size": block} if block < 64 else {"axis": 1 - axis}
+    return [helper.make_node("DequantizeLinear", list(values), ["w"], **attributes)], values
+
+
+def _model(
+    nodes: list[onnx.NodeProto], values: dict[str, Array], shape: tuple[int, ...], result: tuple[int, ...]
+) -> onnx.ModelProto:
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, result)]
+    weights = [numpy_helper.from_array(array, name) for name, array in values.items()]
+    graph = helper.make_graph(nodes, "product", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)])
+
+
+@pytest.mark.parametrize("dtype", NARROW_INTEGERS)
+@pytest.mark.parametrize(("axis", "block"), [(0, 16), (0, 64), (1, 16), (1, 64)])
+def test_a_product_with_a_dequantized_matrix_keeps_it_packed(dtype: str, axis: int, block: int) -> None:
+    for zeros in (False, True):
+        nodes, values = _dequantized(dtype, axis, block, zeros=zeros)
+        if axis == 0:
+            nodes.append(helper.make_node("MatMul", ["x", "w"], ["y"]))
+        elif zeros:
+            nodes.append(helper.make_node("Gemm", ["x", "w"], ["y"], transB=1))
+        else:
+            nodes += [helper.make_node("Transpose", ["w"], ["t"]), helper.make_node("MatMul", ["x", "t"], ["y"])]
+        shape = (3, 64) if axis else (2, 3, 64)
+        model = _model(nodes, values, shape, (*shape[:-1], 48))
+        graph = optimize(load_model(model))
+        assert "dense_bits" in [node.op for node in graph.nodes]
+        assert sum(array.nbytes for array in graph.constants.values()) < 64 * 48 * 2
+        x = np.random.default_rng(1).standard_normal(shape).astype("float32")
+        expected: Any = ReferenceEvaluator(model).run(None, {"x": x})
+        np.testing.assert_allclose(retune.compile(model)(x), expected[0], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_other_readers_of_a_dequantized_matrix_unpack_it(axis: int) -> None:
+    nodes, values = _dequantized("int4", axis, 16, zeros=True)
+    values["rows"] = np.array([5, 0, 7, 40])
+    nodes += [helper.make_node("Gather", ["w", "rows"], ["g"]), helper.make_node("Mul", ["g", "x"], ["y"])]
+    columns = 48 if axis == 0 else 64
+    model = _model(nodes, values, (1, columns), (4, columns))
+    x = np.random.default_rng(1).standard_normal((1, columns)).astype("float32")
+    expected: Any = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(retune.compile(model)(x), expected[0], rtol=1e-5, atol=1e-5)

@@ -1,0 +1,57 @@
+"""Matrices of integers below a byte as operands of products: packed, and unpacked by the kernel that multiplies."""
+
+import numpy as np
+
+from retune.compiler.core.dtype import finite_limit, item_bits
+from retune.compiler.frontend.ops.attributes import OnnxNode
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Array
+from retune.compiler.ops.few_bits import BYTE, KINDS
+
+PACKED = "dequantize_bits"
+"""The operator of packed weights."""
+
+
+def packed_matrix(builder: GraphBuilder, node: OnnxNode) -> str:
+    """What a DequantizeLinear of a constant matrix computes, from codes that stay packed; "" where it is not scaled by
+    whole blocks of rows or columns.
+    """
+    x, scale = (builder.array(name) for name in node.inputs[:2])
+    zero = builder.array(node.inputs[2]) if node.has_input(2) else np.zeros((), "int32")
+    if x is None or scale is None or zero is None or x.ndim != 2 or scale.dtype != "float32" or scale.size < 2:
+        return ""
+    bits, axis, block = item_bits(x.dtype.name), node.axis(node.integer("axis", 1), 2), node.integer("block_size", 0)
+    if scale.ndim == 1:  # a scale for each index of `axis`: one block along the other
+        axis, block = 1 - axis, x.shape[1 - axis]
+        scale = np.expand_dims(scale, axis)
+    if bits not in KINDS or not block or block % (BYTE // bits) or x.shape[axis] % block:
+        return ""
+    # From here on blocks lie along the rows.
+    turned = (lambda array: array.T) if axis == 1 else (lambda array: array)
+    codes, scale = turned(x.astype("int32")), turned(scale)
+    zero = np.broadcast_to(turned(np.reshape(zero.astype("int32"), scale.T.shape if axis == 1 else scale.shape))
+                           if zero.size > 1 else zero, scale.shape)  # fmt: skip
+    least = int(finite_limit(x.dtype.name, is_least=True))
+    offset = (least - zero).astype("float32") * scale
+    packed = _packed((codes - least).astype("uint8"), bits, block)
+    operands = [builder.constant(np.ascontiguousarray(array), node.name) for array in (packed, scale, offset)]
+    result = builder.emit(PACKED, operands, {"bits": bits}, name=node.name, output=node.outputs[0])
+    return builder.emit("transpose", [result], {"perm": (1, 0)}, name=node.name) if axis == 1 else result
+
+
+def _packed(codes: Array, bits: int, block: int) -> Array:
+    """Codes (K, N) as bytes (blocks, bytes of a block, N), the first code of a byte in its low bits."""
+    held = BYTE // bits
+    parts = codes.reshape(len(codes) // block, block // held, held, codes.shape[1])
+    return np.asarray(sum(parts[:, :, part] << np.uint8(bits * part) for part in range(held)), "uint8")
+
+
+def multiplied(builder: GraphBuilder, node: OnnxNode, rows: str, matrix: str) -> str:
+    """The product of rows (M, K) and a matrix (K, N) that may be packed."""
+    source, is_turned = builder.producer(matrix), False
+    while source is not None and source.op == "transpose":
+        source, is_turned = builder.producer(source.inputs[0]), not is_turned
+    if source is not None and source.op == PACKED and not is_turned:
+        operands, attributes = [rows, *source.inputs], dict(source.attrs)
+        return builder.emit("dense_bits", operands, attributes, name=node.name, output=node.outputs[0])
+    return builder.emit("dense", [rows, matrix], name=node.name, output=node.outputs[0])
