@@ -18,7 +18,7 @@ from benchmarks.harness import Figure, Run, parse, seconds_of
 from retune.compiler import nd, te
 from retune.compiler.driver.build import build
 from retune.compiler.driver.modules import build as build_module
-from retune.compiler.runtime.ffi.packed_func import convert
+from retune.compiler.runtime.ffi.bindings import convert
 from retune.compiler.runtime.function import KernelFunction
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from retune.compiler.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from retune.compiler.runtime.ffi.bindings import NDArray
+    from retune.compiler.runtime.ffi.bindings import NDArray, PackedFunc, convert, object_use_count
     from retune.compiler.runtime.ffi.container import (
         Array,
         Map,
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         structural_equal,
     )
     from retune.compiler.runtime.ffi.module import Module
-    from retune.compiler.runtime.ffi.packed_func import PackedFunc, convert, object_use_count
     from retune.compiler.runtime.timing import BenchmarkResult
 
 __all__ = [
@@ -46,9 +45,8 @@ __getattr__ = lazy(
     __name__,
     {
         "ffi.container": "Array Map assert_structural_equal load_json save_json structural_equal",
-        "ffi.bindings": "NDArray",
+        "ffi.bindings": "NDArray PackedFunc convert object_use_count",
         "ffi.module": "Module",
-        "ffi.packed_func": "PackedFunc convert object_use_count",
         "timing": "BenchmarkResult",
     },
 )

@@ -23,7 +23,7 @@ from retune.compiler.runtime.loader import Kernel
 from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 
 if TYPE_CHECKING:
-    from retune.compiler.runtime.ffi.packed_func import PackedFunc
+    from retune.compiler.runtime.ffi.bindings import PackedFunc
 
 
 class FunctionModule(Protocol):

@@ -29,7 +29,6 @@ FFIArray = tvm_ffi.Array
 FFIMap = tvm_ffi.Map
 
 as_opaque = core._convert_to_opaque_object
-convert = tvm_ffi.convert
 get_function = tvm_ffi.get_global_func
 list_functions = registry.list_global_func_names
 load_library = tvm_ffi.load_module
@@ -162,8 +161,27 @@ def new_function(address: int, keep: object) -> PackedFunc:
     return PackedFunc.__from_extern_c__(address, keep_alive_object=keep)
 
 
+def convert(value: Any) -> Any:
+    """`value` as a value of the FFI.
+
+    Lists and tuples become `Array`, dicts `Map`, functions `PackedFunc`, arrays of NumPy and of any library with DLPack
+    `NDArray` on the same memory; strings, bytes and numbers stay the same. Any other object is passed through and comes
+    back as the same object.
+    Raises: ArtifactError for an array of elements that DLPack does not have.
+    """
+    try:
+        return tvm_ffi.convert(value)
+    except BufferError as problem:
+        raise ArtifactError(f"the FFI takes no such array: {problem}") from problem
+
+
 def object_use_count(value: FFIObject) -> int:
-    """Number of references to an object of the FFI; 0 after a move."""
+    """Number of references to an object of the FFI; 0 after a move.
+
+    Raises: ArtifactError for any other object.
+    """
+    if not hasattr(value, "__chandle__"):
+        raise ArtifactError(f"an object of the FFI has references to count, not {value!r:.80}")
     handle = value.__chandle__()
     # The FFI's object header begins with the count of strong references.
     return ctypes.c_uint32.from_address(handle).value if handle else 0

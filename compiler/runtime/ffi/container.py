@@ -27,7 +27,7 @@ def save_json(value: Any) -> str:
     """
     try:
         return str(to_json(convert(value)))
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+    except (TypeError, ValueError, RuntimeError, ArtifactError) as error:
         raise ArtifactError(f"a {type(value).__name__} cannot be saved as JSON: {error}") from error
 
 
