@@ -20,8 +20,10 @@ from retune.compiler.measure.built_programs import SHORTLIST
 from retune.compiler.runtime.readable import count
 from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork
 from retune.compiler.tune.operators import label_of
+from retune.compiler.tune.precision.request import PrecisionChoice
 from retune.compiler.tune.report import CompiledResult, Report
 from retune.compiler.tune.winners import Confirmation, confirmations, keep_defaults, record_guesses, resolve, shortlist
+from retune.flows.assign_precisions import assign_precisions
 from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob, takes_options
 from retune.flows.progress import PhaseAdvanced, PhaseStarted, announce
@@ -62,9 +64,11 @@ def compile_network(
     imported = ImportedNetwork(job.network, job.shapes)
     extracted = chain.run(extract_tasks, imported, job.target, job.threads, job.options.winograd)
     with open_run(job.place, f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
+        extracted, choice = assign_precisions(chain, job, imported, extracted, run.run_id)
         measuring = job.measuring(extracted.constant_bytes)
         with open_workers(measuring, job.plan, job.gpu) as workers:
-            compiled = chain.run(with_task_runner(compile_best, job), job, extracted, run.run_id, workers)
+            about = job, extracted, run.run_id, workers
+            compiled = chain.run(with_task_runner(compile_best, job), *about, 0, 0.0, choice)
         run_info = job.run_info(run.run_id, measuring)
         nothing = begin_tuning(opaque(extracted), run_info).summary()
         report = chain.run(publish, run.run_id, job.describe(), nothing, compiled, job.run_folder(run.run_id))
@@ -92,9 +96,10 @@ def compile_best(
     workers: Workers,
     rounds: int = 0,
     elapsed: float = 0.0,
+    choice: PrecisionChoice | None = None,
 ) -> CompiledResult:
     """Compile the network of `job` with the best records on this machine, whichever run they come from, after so many
-    rounds and seconds of tuning.
+    rounds and seconds of tuning. `choice` is what the precisions of its layers are.
     """
     announce(PhaseStarted("selecting the best programs"))
     folder, chain = job.run_folder(run_id), Chain()
@@ -129,7 +134,11 @@ def compile_best(
     tuned = chain.run(compile_to, "tuned", opaque(extracted), opaque(serving), path, built, instances)
     announce(PhaseStarted("comparing outputs and times"))
     paths = {"untuned": untuned.path, "tuned": tuned.path}
-    comparison = chain.run(verify, job.network, paths, job.threads, job.options.seed, job.plan, job.gpu, job.instances)
+    # How far outputs may be off where layers are in other precisions than float32.
+    request = job.precision if choice is not None and choice.is_mixed else None
+    comparison = chain.run(
+        verify, job.network, paths, job.threads, job.options.seed, job.plan, job.gpu, job.instances, opaque(request)
+    )
     if comparison.keeps_defaults:
         announce(PhaseStarted("keeping the default schedules: with the programs found the network is no faster"))
         tuned = chain.run(compile_to, "defaults", opaque(extracted), {}, path, built, instances)
@@ -138,4 +147,4 @@ def compile_best(
     chain.run(store, "confirmations", job.place, opaque(confirmations(winners, run_info, new_id)))
     announce(PhaseStarted("measuring what the machine can do at best"))
     limits = chain.run(limits_of_machine, job.threads * job.instances, job.plan)
-    return CompiledResult(tuned.path, winners, comparison, tuned.kernels, limits)
+    return CompiledResult(tuned.path, winners, comparison, tuned.kernels, limits, choice)

@@ -5,7 +5,7 @@ A job holds plain values only, so it travels through Prefect's API.
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
@@ -17,10 +17,13 @@ from retune.compiler.core.errors import OptionError
 from retune.compiler.core.options import BUDGET, FLEET, TuneOptions, info_of, kinds_of, tune_options
 from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import threads_of
+from retune.compiler.graph.precision.layers import FLOAT32
 from retune.compiler.measure.options import MeasureOptions, network_options
 from retune.compiler.measure.processes.cuda_runner import gpu_of_key
 from retune.compiler.tune.budget import Budget
 from retune.compiler.tune.operators import label_of
+from retune.compiler.tune.precision.request import PrecisionRequest, require_precision
+from retune.compiler.tune.precision.samples import digest_of
 from retune.compiler.tune.tuning import RunHeader
 from retune.storage.store_url import Place, is_remote, local_folder, redacted
 from retune.tasks.fleet.plan import FleetPlan, require_fleet
@@ -123,7 +126,7 @@ class TuneJob:
                 raise OptionError(f"{name!r} is not UTF-8, as Prefect needs: rename it, or set LC_ALL=C.UTF-8")
         return cls(
             network=network,
-            options=_complete(TuneOptions.of(settings, **given), given.get("on_device")),
+            options=_complete(TuneOptions.of(settings, **given), given),
             home=str(folder),
             shapes=tuple(shapes or ()),
             store=redacted(home) if home and is_remote(home) else "",
@@ -139,6 +142,11 @@ class TuneJob:
     def target(self) -> str:
         """What programs are built for; empty until a fleet's device has said what it is."""
         return self.options.target or ""
+
+    @property
+    def precision(self) -> PrecisionRequest:
+        """What is asked of the network's precision."""
+        return PrecisionRequest.of(self.options)
 
     @property
     def label(self) -> str:
@@ -196,7 +204,9 @@ class TuneJob:
             and (field.name in _ALWAYS or getattr(self.options, field.name) != field.default)
         }
         # The tasks' keys stand for the network: a changed file, or a pass that fuses otherwise, is another run.
+        samples = {"samples": digest_of(self.options.calibrate)} if self.options.calibrate else {}
         told = {
+            **samples,
             "threads": self.options.threads or 0,
             "target": self.target,
             "device": self.device,
@@ -217,16 +227,24 @@ class TuneJob:
         return Path(self.home) / "runs" / run_id
 
 
-def _complete(options: TuneOptions, device: str | None) -> TuneOptions:
-    """Fill in what this machine decides, unless a fleet's device will. `device` is as requested.
+def _complete(options: TuneOptions, given: Mapping[str, Any]) -> TuneOptions:
+    """Fill in what this machine decides, unless a fleet's device will. `given` is what was asked for beside settings.
 
     Raises: OptionError for options that exclude each other, TargetError.
     """
+    device = given.get("on_device")
+    require_precision(options, given)
+    if options.calibrate:
+        options = replace(options, calibrate=str(Path(options.calibrate).absolute()))
     if options.trials is None and options.minutes is None:
         options = replace(options, trials=DEFAULT_TRIALS)
     on_gpu = options.target is not None and gpu_of_key(Target(options.target).traits.device) is not None
     if options.objective == THROUGHPUT and (options.fleet or on_gpu):
         raise OptionError("the objective throughput shares out the CPU of this machine: give neither a fleet nor a GPU")
+    if options.precision != FLOAT32 and (options.fleet or on_gpu):
+        raise OptionError(
+            f"precision {options.precision} is for the CPU of this machine: give neither a fleet nor a GPU"
+        )
     if options.fleet:
         require_fleet(options.fleet)
         target = options.target and str(Target(options.target))

@@ -4,6 +4,7 @@ The same request after a crash goes on where the stored records end.
 
     tune-network
      ├─ extract-tasks      network → graph → fused operations → tuning tasks with weights
+     ├─ choose-precisions  ranges, times and errors of layers → the precision of each, kept with the run
      ├─ choose-instances   for throughput: untuned networks on fewer threads each → how many share the machine
      ├─ allocate-trials    rounds of sample → build, measure → store → train, until the budget is spent
      ├─ compile-best       best records → re-timed winners → kernels → artifact, checked against ONNX Runtime
@@ -20,6 +21,7 @@ from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.operators import label_of
 from retune.compiler.tune.report import Report
 from retune.flows.allocate_trials import allocate_trials
+from retune.flows.assign_precisions import assign_precisions
 from retune.flows.cli.launch import command_began
 from retune.flows.compile_network import compile_best, seconds_to_compile
 from retune.flows.device import resolve_device, with_task_runner
@@ -62,12 +64,13 @@ def tune(job: TuneJob, network: ImportedNetwork | None = None) -> Report:
     if job.options.objective == THROUGHPUT:
         job, extracted = share_threads(job, imported, extracted, fingerprint)
     with open_run(job.place, fingerprint, job.describe()) as run:
+        extracted, choice = assign_precisions(chain, job, imported, extracted, run.run_id)
         bar = ProgressBar.begun(run.run_id, job.network)
         with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
             about = job, extracted, run.run_id, workers
             elsewhere = monotonic() - began + seconds_to_compile(extracted)
             spent = chain.run(with_task_runner(allocate_trials, job), *about, bar, elsewhere)
-            compiled = chain.run(with_task_runner(compile_best, job), *about, spent.rounds, spent.elapsed)
+            compiled = chain.run(with_task_runner(compile_best, job), *about, spent.rounds, spent.elapsed, choice)
         announce(PhaseStarted("writing the report"))
         report = chain.run(publish, run.run_id, job.describe(), spent, compiled, job.run_folder(run.run_id))
         # Completed before the page: a fault in drawing it must not make the next command repeat the run.

@@ -15,6 +15,7 @@ from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.onnx_export import ExportedModel, check_runtime
 from retune.compiler.driver.parallel_build import build_in_parallel
+from retune.compiler.graph.precision.layers import Assignment
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
@@ -22,7 +23,8 @@ from retune.compiler.runtime.executor.library import Library
 from retune.compiler.runtime.paths import path_of
 from retune.compiler.tune.explain import Explanation
 from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork, extract_network
-from retune.compiler.tune.precision.request import Metric, PrecisionRequest
+from retune.compiler.tune.precision.request import Metric, PrecisionChoice, PrecisionRequest, require_precision
+from retune.compiler.tune.precision.samples import read_samples, save_samples
 from retune.compiler.vm import compiler as vm_compiler
 from retune.flows.cli.commands.arguments import home_of
 from retune.flows.cli.commands.compile import HOST, choose_precisions
@@ -78,8 +80,9 @@ def compile(
             raise OptionError("shapes fix dynamic inputs: leave them out, or leave out dynamic=True")
         executable = vm_compiler.compile(known.source, target or HOST, threads=count)
         return Network(executable, known.signature)
-    name = metric if isinstance(metric, str) else None
-    options = TuneOptions.of(config.load(), target=target, precision=precision, tolerance=tolerance, metric=name)
+    details = {"tolerance": tolerance, "metric": None if callable(metric) else metric}
+    options = TuneOptions.of(config.load(), target=target, precision=precision, **details)
+    require_precision(options, {"metric": metric, "calibrate": calibrate, "tolerance": tolerance})
     request = PrecisionRequest.of(options, metric=metric if callable(metric) else None, calibrate=calibrate)
     imported = ImportedNetwork(known.source, _shape_texts(shapes))
     choice = choose_precisions(imported, request, options, count, home)
@@ -111,6 +114,10 @@ def tune(
     shapes: Mapping[str, Sequence[int]] | None = None,
     store: str | Path | None = None,
     progress: bool = True,
+    precision: str | None = None,
+    tolerance: float | None = None,
+    metric: str | None = None,
+    calibrate: Any = None,
     options: Mapping[str, object] | None = None,
     **kwargs: object,
 ) -> Network:
@@ -119,15 +126,28 @@ def tune(
     This is `retune tune`: the same flow, records, resumption after an interruption, and report. The search ends after
     so many `minutes` or `trials`, or by `effort`: "quick", "standard" (the default) or "thorough", which are 16, 64 and
     256 trials for each kind of kernel. The same call again searches no more and takes the result from the store.
-    `model`, `args`, `kwargs`, `shapes` and `store` are as for `compile`; `options` are further options of `retune tune`
-    by name, such as `{"threads": 1, "seed": 7}`. Where the untuned network was faster, it is returned.
+    `model`, `args`, `kwargs`, `shapes`, `store`, `precision`, `tolerance` and `calibrate` are as for `compile`, and
+    `metric` is a name. Precisions are chosen before the search, and what was chosen is tuned. `options` are further
+    options of `retune tune` by name, such as `{"threads": 1, "seed": 7}`. Where the untuned network was faster, it is
+    returned.
     Raises: ModelError, OptionError, TargetError, StoreError; MeasureError when the run fails.
     """
     home = None if store is None else str(store)
     known = _model_of(tune, model, args, kwargs, store)
     if options is not None and not isinstance(options, Mapping):
         raise OptionError(f"options map names of options to their values, unlike {options!r:.80}")
-    chosen = dict(options or {})
+    if callable(metric):
+        raise OptionError("a function as metric is for retune.compile; a tuning run takes a name, such as 'mean'")
+    if calibrate is not None and not isinstance(calibrate, str | Path):
+        inputs = ImportedNetwork(known.source, _shape_texts(shapes)).prepared().inputs
+        calibrate = save_samples(read_samples(calibrate, inputs, 0), models_folder(store))
+    named = {
+        "precision": precision,
+        "tolerance": tolerance,
+        "metric": metric,
+        "calibrate": calibrate and str(calibrate),
+    }
+    chosen = {**(options or {}), **{name: value for name, value in named.items() if value is not None}}
     unknown = set(chosen) - {field.name for field in fields(TuneOptions)}
     if unknown:
         names = ", ".join(field.name for field in fields(TuneOptions))
@@ -157,10 +177,13 @@ def tune(
         # A fleet's device changes the fingerprint, so that it only decides where several runs ended meanwhile.
         done = max(of_network, key=lambda run: (run.fingerprint == wanted, run.run_id))
     library = Library.load(_fastest(job, done))
-    if library.instances > 1:  # it was tuned for a part of the threads
-        each = job.threads // library.instances
-        extracted = extract_network(known.source, job.target, each, texts, job.options.winograd)
-    return Network(library, known.signature, KernelExplainer(extracted, _served(library, job.place), job.place))
+    choice = PrecisionChoice.from_json(done.precision) if done.precision else None
+    if library.instances > 1 or choice:  # for a part of the threads, or with layers in other precisions
+        imported = ImportedNetwork(known.source, texts)
+        imported.assign(choice.assignment if choice else Assignment())
+        extracted = imported.extract(job.target, job.threads // library.instances, job.options.winograd)
+    explainer = KernelExplainer(extracted, _served(library, job.place), job.place)
+    return Network(library, known.signature, explainer, choice)
 
 
 def _served(library: Library, home: Place) -> dict[str, TaskProgram]:

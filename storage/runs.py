@@ -25,6 +25,7 @@ RUNS = "runs"
 class RunInfo:
     """One run as the ledger has it; `started`, `resumed`, `completed` are seconds since 1970.
 
+    `precision` is the choice of precisions that the run keeps, see `retune.compiler.tune.precision`; None in float32.
     `horizon` is the moment before which everything in the store was there when the run began. It lies after `started`
     where the clock was set back since something was stored; None until it is known.
     """
@@ -37,6 +38,7 @@ class RunInfo:
     completed: Moment | None = None
     summary: Summary | None = None
     horizon: Moment | None = None
+    precision: Mapping[str, Any] | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -127,6 +129,19 @@ class RunLedger:
             return info.horizon
         self._write(replace(info, horizon=horizon))
         return horizon
+
+    def set_precision(self, run_id: str, choice: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Note the precisions of a run's layers, unless they are known, and return those that hold from now on.
+
+        Raises:
+            StoreError: there is no such run, or the ledger cannot be written.
+        """
+        info = self.get(run_id)
+        # The first choice stays: it was measured, and a resumed run must not mix precisions.
+        if info.precision is not None:
+            return info.precision
+        self._write(replace(info, precision=dict(choice)))
+        return choice
 
     def get(self, run_id: str) -> RunInfo:
         """The run with this id.

@@ -23,6 +23,7 @@ from retune.compiler.core.errors import MeasureError, install_hint
 from retune.compiler.core.target import Target
 from retune.compiler.frontend.offload.wider import Arrays as Inputs
 from retune.compiler.frontend.offload.wider import Outputs
+from retune.compiler.graph.ir import Value
 from retune.compiler.runtime.executor.executors import executor_of
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.runtime.executor.library import Library
@@ -31,6 +32,9 @@ from retune.compiler.runtime.threads.contention import ContentionMeter
 from retune.compiler.tune import openvino
 from retune.compiler.tune.accuracy import errors_of, judge
 from retune.compiler.tune.onnx_runtime import OnnxRuntime, is_installed
+from retune.compiler.tune.precision.errors import error_of
+from retune.compiler.tune.precision.request import PrecisionRequest
+from retune.compiler.tune.precision.samples import hold_out, read_samples
 from retune.compiler.tune.report import ROUGH, TOLERANCE, Comparison, Contender
 
 REFERENCE = "ONNX Runtime"
@@ -67,15 +71,19 @@ class _Peers:
     """The outputs of ONNX Runtime with its graph optimizations."""
     notes: list[str] = field(default_factory=list)
 
-    def add_onnx_runtime(self, executor: GraphExecutor, seed: int, *, is_quantized: bool) -> Inputs | None:
-        """Run ONNX Runtime on random inputs of `executor`, which are returned; None where it has no session."""
+    def add_onnx_runtime(
+        self, executor: GraphExecutor, seed: int, given: Inputs | None, *, is_quantized: bool
+    ) -> Inputs | None:
+        """Run ONNX Runtime on inputs, random ones of `executor` if none are `given`, and return them; None where it has
+        no session.
+        """
         if not is_installed():
             self.notes.append(f"ONNX Runtime is not installed: {install_hint('report')}")
             return None
         inputs: Inputs | None = None
         try:
             sessions = [OnnxRuntime(self.model, self.threads) for _ in range(self.instances)]
-            inputs = _comparable_inputs(executor, seed, sessions[0].run)
+            inputs = given or _comparable_inputs(executor, seed, sessions[0].run)
             self.outputs[REFERENCE] = self.optimized = sessions[0].run(inputs)
             self.runs[REFERENCE] = [partial(session.run, inputs) for session in sessions]
             if is_quantized:
@@ -128,10 +136,16 @@ class _Peers:
 
 
 def compare_networks(
-    networks: Mapping[str, Path], model: bytes, threads: int, seed: int, instances: int = 1
+    networks: Mapping[str, Path],
+    model: bytes,
+    threads: int,
+    seed: int,
+    instances: int = 1,
+    precision: PrecisionRequest | None = None,
 ) -> Comparison:
     """Run and time every compiled network of `networks`, by name, and on `model` ONNX Runtime and OpenVINO where they
-    are installed, on `threads` threads and the same seeded inputs, so many `instances` at a time.
+    are installed, on `threads` threads and the same seeded inputs, so many `instances` at a time. With a `precision`
+    the inputs are a held-out sample, and errors are by its metric and within its tolerance.
 
     Raises: ArtifactError.
     """
@@ -140,7 +154,9 @@ def compare_networks(
     pools = {name: _executors(library, threads, instances) for name, library in libraries.items()}
     executors = [pool[0] for pool in pools.values()]
     peers = _Peers(model, threads, instances)
-    inputs = peers.add_onnx_runtime(executors[0], seed, is_quantized=_is_quantized(loaded))
+    inputs = None if precision is None else _held_out(executors[0], precision, seed)
+    is_quantized = precision is None and _is_quantized(loaded)
+    inputs = peers.add_onnx_runtime(executors[0], seed, inputs, is_quantized=is_quantized) or inputs
     inputs = inputs or _comparable_inputs(executors[0], seed, partial(_outputs, executors[0]))
     computed = {name: [_outputs(executor, inputs) for executor in pool] for name, pool in pools.items()}
     outputs = {name: results[0] for name, results in computed.items()}
@@ -152,12 +168,24 @@ def compare_networks(
     shares = [share for _, share in timed.values() if share is not None]
     # A thread that waits for a GPU, or for another instance, is not disturbed.
     contention = max(shares) if shares and not on_gpu and instances == 1 else None
-    reference, errors, tolerance = peers.judge({**outputs, **peers.outputs}, networks, inputs, _tolerances(loaded))
+    outputs |= peers.outputs
+    if precision is None:
+        reference, errors, tolerance = peers.judge(outputs, networks, inputs, _tolerances(loaded))
+    else:
+        reference, tolerance = REFERENCE if REFERENCE in outputs else next(iter(outputs)), precision.allowed
+        errors = {name: error_of(precision.metric, [each], [outputs[reference]]) for name, each in outputs.items()}
     contenders = tuple(
         Contender(name, timed[name][0], None if name == reference else errors[name], is_peer=name not in networks)
         for name in runs
     )
     return Comparison(reference, contenders, "; ".join(peers.notes), tolerance, contention, instances)
+
+
+def _held_out(executor: GraphExecutor, precision: PrecisionRequest, seed: int) -> Inputs:
+    """The first held-out sample of the choice of precisions. Raises: OptionError."""
+    shapes, dtypes = executor.get_input_info()
+    inputs = [Value(name, shape, dtypes[name]) for name, shape in shapes.items()]
+    return hold_out(read_samples(precision.calibrate, inputs, seed))[1][0]
 
 
 def choose_instances(networks: Mapping[int, Path], threads: int, seed: int) -> int:

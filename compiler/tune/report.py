@@ -14,6 +14,7 @@ from retune.compiler.runtime.atomic_write import write_text_atomically
 from retune.compiler.runtime.kernel_row import NUMERIC, KernelRow, ProgramSource, kernel_table
 from retune.compiler.runtime.readable import busy_warning, count, finite, milliseconds
 from retune.compiler.tune.limits import MachineLimits
+from retune.compiler.tune.precision.request import PrecisionChoice
 from retune.compiler.tune.tuning import TuningSummary
 from retune.compiler.tune.winners import Confirmation
 
@@ -94,6 +95,7 @@ class CompiledResult:
     comparison: Comparison
     kernels: tuple[KernelRow, ...] = ()
     limits: MachineLimits | None = None
+    precision: PrecisionChoice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class Report:
     folder: str
     limits: MachineLimits | None = None
     contention: float = 0.0
+    precision: PrecisionChoice | None = None
 
     @classmethod
     def of(
@@ -145,6 +148,7 @@ class Report:
             folder=str(folder),
             limits=compiled.limits,
             contention=max(spent.contention, compiled.comparison.contention or 0.0),
+            precision=compiled.precision,
         )
 
     @classmethod
@@ -277,6 +281,7 @@ class Report:
             f"{'all are' if self.is_right else 'NOT all are'} within {self.comparison.tolerance:g}.",
             *([self.comparison.note] if self.comparison.note else []),
             "",
+            *([f"{choice.text()[:1].upper()}{choice.text()[1:]}."] if (choice := self.precision) else []),
             f"The network is {self.coverage}.",
             *([f"{fallen[:1].upper()}{fallen[1:]}."] if (fallen := self.coverage.fallback_text()) else []),
             "",

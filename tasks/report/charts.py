@@ -11,6 +11,7 @@ from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureRecord
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.runtime.readable import milliseconds
 from retune.compiler.tune.limits import MachineLimits
+from retune.compiler.tune.precision.request import PrecisionChoice
 from retune.compiler.tune.tuning import cause_of
 from retune.tasks.report.facts import RunFacts
 from retune.tasks.report.svg import (
@@ -76,6 +77,25 @@ def network_chart(course: Sequence[tuple[float, float]], levels: Mapping[str, fl
     line = _stairs([(x(elapsed), y(latency * 1e3)) for elapsed, latency in course])
     parts.append(polyline(line, TUNED, width=2))
     return _sheet("Estimated latency of the network while it was tuned", WIDE, TALL, parts, alone)
+
+
+def precision_chart(choice: PrecisionChoice) -> str:
+    """Predicted latency over the tolerance, the chosen network as a dot, and float32 as a level."""
+    if len(choice.curve) < 2 or choice.seconds is None or choice.float32_seconds is None:
+        return ""
+    frame = Frame(52, 40, WIDE - 14, TALL - 36, f"tolerance ({choice.metric}), %", "ms")
+    tolerances = [tolerance * 100 for tolerance, _ in choice.curve]
+    latencies = [seconds * 1e3 for _, seconds in choice.curve]
+    level, dot = choice.float32_seconds * 1e3, (max(choice.error * 100, tolerances[0] / 2), choice.seconds * 1e3)
+    x = Scale.over([*tolerances, dot[0]], frame.left, frame.right, log=True)
+    y = Scale.over([*latencies, level, dot[1]], frame.bottom, frame.top, zero=True)
+    parts = [*svg_legend(frame.left, {"predicted": TUNED}, 4), *frame.axes(x, y)]
+    parts += svg_legend(frame.left + 110, {"float32": UNTUNED}, 4, 110, DASHES)
+    parts.append(polyline([(frame.left, y(level)), (frame.right, y(level))], UNTUNED, dashes=DASHES))
+    parts.append(polyline(_stairs([*zip(map(x, tolerances), map(y, latencies), strict=True)]), TUNED, width=2))
+    words = f"chosen: {milliseconds(choice.seconds)} ms, error {choice.error:.2%}"
+    parts.append(circle(x(dot[0]), y(dot[1]), 5, TUNED, words))
+    return svg_figure("Latency of the network against the tolerance", WIDE, TALL, parts)
 
 
 def task_chart(name: str, trials: Sequence[MeasureRecord]) -> str:

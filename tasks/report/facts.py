@@ -14,6 +14,7 @@ from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureRecord, MeasureStatus
 from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
 from retune.compiler.tune.limits import MachineLimits
+from retune.compiler.tune.precision.request import PrecisionChoice
 from retune.compiler.tune.tuning import contention_of, typical
 from retune.storage.documents import RunReport
 from retune.storage.parquet import ParquetRecordStore
@@ -42,6 +43,14 @@ class RunFacts:
     versions: str
     contention: float
     missing_rounds: int
+
+    @property
+    def precision(self) -> PrecisionChoice | None:
+        """The precisions that the run chose; None in float32, and where they cannot be read."""
+        try:
+            return PrecisionChoice.from_json(self.info.precision) if self.info.precision else None
+        except (TypeError, ValueError, KeyError):  # of another version
+            return None
 
     @property
     def coverage(self) -> CoverageReport:

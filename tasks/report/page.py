@@ -8,13 +8,14 @@ from retune.compiler.driver.coverage import WORDS
 from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource, kernel_table
 from retune.compiler.runtime.readable import busy_warning, count, milliseconds
 from retune.compiler.tune.report import KERNEL_HEADINGS
-from retune.tasks.report.charts import latency_chart, network_chart, roofline_chart, task_charts
+from retune.tasks.report.charts import latency_chart, network_chart, precision_chart, roofline_chart, task_charts
 from retune.tasks.report.facts import RunFacts, moment
 from retune.tasks.report.style import STYLE
 
 SECTIONS = {
     "latency": "Latency",
     "progress": "Progress",
+    "precision": "Precision",
     "tasks": "Tasks",
     "roofline": "Roofline",
     "coverage": "Coverage",
@@ -31,6 +32,7 @@ def page(facts: RunFacts) -> str:
     bodies = {
         "latency": _latency(facts),
         "progress": _progress(facts),
+        "precision": _precision(facts),
         "tasks": _tasks(facts),
         "roofline": _roofline(facts),
         "coverage": _coverage(facts),
@@ -136,6 +138,35 @@ def _progress(facts: RunFacts) -> Iterator[str]:
             "kernels that were timed alone."
         ),
     )
+
+
+def _precision(facts: RunFacts) -> Iterator[str]:
+    choice = facts.precision
+    if choice is None:
+        yield _note("All layers are in float32, or in the types of the model.")
+        return
+    yield _note(f"{choice.text()[:1].upper()}{choice.text()[1:]}.")
+    if choice.curve:
+        yield _beside(
+            precision_chart(choice),
+            _note(
+                "Latency against tolerance: predicted for the fastest layers that a tolerance allows, by the times of "
+                "kernels when precisions were chosen, before the search. The dot is the chosen network."
+            ),
+        )
+    rows = [
+        (
+            layer.name,
+            layer.op,
+            layer.precision,
+            "-" if layer.float32_seconds is None else milliseconds(layer.float32_seconds),
+            "-" if layer.seconds is None else milliseconds(layer.seconds),
+            "-" if layer.error is None else f"{layer.error:.1e}",
+        )
+        for layer in choice.layers
+    ]
+    headings = ("layer", "operator", "precision", "float32 ms", "ms", f"error of outputs ({choice.metric})")
+    yield _table(headings, rows, numeric=(3, 4, 5))
 
 
 def _tasks(facts: RunFacts) -> Iterator[str]:

@@ -79,7 +79,7 @@ def choose(bench: Bench, request: PrecisionRequest, seed: int = 0) -> PrecisionC
         return replace(made, note=f"{bench.graph.name} has no products or convolutions in float32")
     if any(value.dtype == "float32" and not value.size for value in bench.graph.values.values()):
         return replace(made, note=f"{bench.graph.name} has values without elements: it stays in float32")
-    samples, held_out = hold_out(read_samples(request.calibrate, bench.graph, seed))
+    samples, held_out = hold_out(read_samples(request.calibrate, bench.graph.inputs, seed))
     made = replace(made, warning="" if request.calibrate is not None else _RANDOM.format(bench.graph.name))
     if request.precision == AUTO:
         with device_lock():

@@ -12,6 +12,7 @@ from retune.compiler.runtime.artifact import Array
 AUTO = "auto"
 TOLERANCE = 0.01
 """Largest error at the outputs that `auto` allows unless told otherwise."""
+_DETAILS = ("tolerance", "metric", "calibrate")
 _ALLOWED = {BFLOAT16: 0.2, INT8: 0.5}
 """The same of a network in bfloat16 or int8: only a wrong network is further off."""
 
@@ -33,17 +34,9 @@ class PrecisionRequest:
 
     @classmethod
     def of(cls, options: TuneOptions, **given: Any) -> Self:
-        """The request in the options of a run; `given` replaces what they cannot hold.
-
-        Raises: OptionError for options that only another precision has.
-        """
-        values = {name: getattr(options, name) for name in ("precision", "tolerance", "metric", "calibrate")}
-        made = cls(**{**values, **{name: value for name, value in given.items() if value is not None}})
-        if made.precision == FLOAT32:
-            unused = [name for name in ("tolerance", "calibrate") if getattr(made, name) is not None]
-            if unused:
-                raise OptionError(f"the option {unused[0]} needs a precision: bfloat16, int8 or auto")
-        return made
+        """The request in the options of a run; `given` replaces what they cannot hold."""
+        values = {name: getattr(options, name) for name in ("precision", *_DETAILS)}
+        return cls(**{**values, **{name: value for name, value in given.items() if value is not None}})
 
     @property
     def is_float32(self) -> bool:
@@ -53,6 +46,13 @@ class PrecisionRequest:
     def allowed(self) -> float:
         """The largest error at the outputs of a right network."""
         return self.tolerance or _ALLOWED.get(self.precision, TOLERANCE)
+
+
+def require_precision(options: TuneOptions, given: Mapping[str, Any]) -> None:
+    """Check what was `given` by name beside the settings. Raises: OptionError for details of float32."""
+    unused = [name for name in _DETAILS if given.get(name) is not None]
+    if options.precision == FLOAT32 and unused:
+        raise OptionError(f"the option {unused[0]} needs a precision: bfloat16, int8 or auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,11 @@ class PrecisionChoice:
     def assignment(self) -> Assignment:
         """What the graph pass takes."""
         return Assignment({layer.name: layer.precision for layer in self.layers}, self.ranges or {})
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether any layer is in another precision than float32."""
+        return any(layer.precision != FLOAT32 for layer in self.layers)
 
     def text(self) -> str:
         """A sentence for people."""

@@ -1,5 +1,7 @@
 """Samples of a network's inputs: from files of NumPy, from Python, or drawn at random."""
 
+import hashlib
+import io
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,8 +12,9 @@ import numpy as np
 
 from retune.compiler.core.dtype import is_float
 from retune.compiler.core.errors import OptionError
-from retune.compiler.graph.ir import Graph, Value
+from retune.compiler.graph.ir import Value
 from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.atomic_write import atomic_write
 from retune.compiler.runtime.readable import count
 
 Sample = Mapping[str, Array]
@@ -24,19 +27,19 @@ _HELD_OUT = 4
 """The last fourth of the samples is held out, at least one sample where there are several."""
 
 
-def read_samples(calibrate: Any, graph: Graph, seed: int) -> tuple[Sample, ...]:
-    """The samples in `calibrate`: the path of a `.npz` or of a folder of them, or an iterable of dictionaries, of
-    sequences in the order of the inputs, or of arrays for a network with one input. An array has the shape of its
-    input, or a further first axis of samples. None: random inputs.
+def read_samples(calibrate: Any, inputs: Sequence[Value], seed: int) -> tuple[Sample, ...]:
+    """Samples of a network's `inputs` in `calibrate`: the path of a `.npz` or of a folder of them, or an iterable of
+    dictionaries, of sequences in the order of the inputs, or of arrays for a network with one input. An array has the
+    shape of its input, or a further first axis of samples. None: random inputs.
 
     Raises: OptionError with the name of the input and what is wrong.
     """
     if calibrate is None:
         rng = np.random.default_rng(seed)
-        return tuple(_drawn(graph.inputs, rng) for _ in range(RANDOM))
+        return tuple(_drawn(inputs, rng) for _ in range(RANDOM))
     samples: list[Sample] = []
-    for where, arrays in _entries(calibrate, graph):
-        samples += _split(where, arrays, graph)
+    for where, arrays in _entries(calibrate, inputs):
+        samples += _split(where, arrays, inputs)
         if len(samples) >= MOST:
             break
     if not samples:
@@ -50,6 +53,41 @@ def hold_out(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Samp
     return (samples[:-last], samples[-last:]) if len(samples) > 1 else (samples, samples)
 
 
+def files_of(path: Path) -> list[Path]:
+    """The file, or those of the folder. Raises: OptionError when there are none."""
+    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    if not files:
+        raise OptionError(f"the folder {path} has no .npz to calibrate with")
+    return files
+
+
+def digest_of(calibrate: str) -> str:
+    """A hash of the content of files of samples: other samples are another request. Raises: OptionError."""
+    digest = hashlib.sha256()
+    for file in files_of(Path(calibrate)):
+        try:
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+        except OSError as error:
+            raise OptionError(f"cannot read samples from {file}: {error}") from error
+    return digest.hexdigest()[:16]
+
+
+def save_samples(samples: Sequence[Sample], folder: Path) -> str:
+    """Write samples into a folder of files in `folder`, named by their content, and return its path."""
+    files: list[bytes] = []
+    for sample in samples:
+        buffer = io.BytesIO()
+        np.savez(buffer, **sample)  # type: ignore[arg-type]
+        files.append(buffer.getvalue())
+    content = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in files)).hexdigest()[:16]
+    path = folder / f"samples-{content}"
+    path.mkdir(parents=True, exist_ok=True)
+    for number, data in enumerate(files):
+        with atomic_write(path / f"{number:03d}.npz") as temporary:
+            temporary.write_bytes(data)
+    return str(path)
+
+
 def _drawn(inputs: Sequence[Value], rng: np.random.Generator) -> Sample:
     """Normal floats; integers are 0 or 1, which are legal indices everywhere."""
     return {
@@ -60,17 +98,13 @@ def _drawn(inputs: Sequence[Value], rng: np.random.Generator) -> Sample:
     }
 
 
-def _entries(calibrate: Any, graph: Graph) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _entries(calibrate: Any, inputs: Sequence[Value]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Where samples come from, for messages, and their arrays by name."""
     if isinstance(calibrate, str | Path):
-        path = Path(calibrate)
-        files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
-        if not files:
-            raise OptionError(f"the folder {path} has no .npz to calibrate with")
-        for file in files:
+        for file in files_of(Path(calibrate)):
             yield str(file), _read(file)
         return
-    entries = [calibrate] if isinstance(calibrate, Mapping) else calibrate
+    entries = [calibrate] if isinstance(calibrate, Mapping) or hasattr(calibrate, "__array__") else calibrate
     if not isinstance(entries, Iterable):
         raise OptionError(f"calibrate is a path or an iterable of samples, not {calibrate!r:.80}")
     for number, entry in enumerate(itertools.islice(entries, MOST)):
@@ -79,10 +113,10 @@ def _entries(calibrate: Any, graph: Graph) -> Iterator[tuple[str, Mapping[str, A
             yield where, entry
             continue
         arrays = entry if isinstance(entry, tuple | list) else (entry,)
-        if len(arrays) != len(graph.inputs):
-            wanted = count(len(graph.inputs), "input")
+        if len(arrays) != len(inputs):
+            wanted = count(len(inputs), "input")
             raise OptionError(f"{where} has {count(len(arrays), 'array')}, and the network has {wanted}")
-        yield where, {value.name: array for value, array in zip(graph.inputs, arrays, strict=True)}
+        yield where, {value.name: array for value, array in zip(inputs, arrays, strict=True)}
 
 
 def _read(path: Path) -> dict[str, Array]:
@@ -96,9 +130,9 @@ def _read(path: Path) -> dict[str, Array]:
         raise OptionError(f"cannot read samples from {path}: {error}") from error
 
 
-def _split(where: str, arrays: Mapping[str, Any], graph: Graph) -> list[Sample]:
+def _split(where: str, arrays: Mapping[str, Any], inputs: Sequence[Value]) -> list[Sample]:
     """The samples of an entry, whose arrays may have an axis of samples."""
-    known = {value.name: value for value in graph.inputs}
+    known = {value.name: value for value in inputs}
     for name in arrays:
         if name not in known:
             raise OptionError(f"{where}: the network has no input {name!r}; its inputs are {', '.join(known)}")
@@ -117,12 +151,12 @@ def _checked(where: str, value: Value, given: Any) -> list[Array]:
     shape = tuple(array.shape)
     is_batch = value.shape[:1] == (1,) and shape[1:] == value.shape[1:]
     if value.shape not in (shape, shape[1:]) and not is_batch:
-        raise OptionError(f"{where}: the input {value} got the shape {list(shape)}")
+        raise OptionError(f"{where}: {value} got the shape {list(shape)}")
     if array.dtype.kind not in "biuf" and not is_float(array.dtype.name):
-        raise OptionError(f"{where}: the input {value} got {array.dtype}")
+        raise OptionError(f"{where}: {value} got {array.dtype}")
     if is_float(array.dtype.name) and not np.isfinite(array.astype(np.float64)).all():
         raise OptionError(f"{where}: the input {value.name!r} has a NaN or an infinity")
     if is_float(array.dtype.name) and not is_float(value.dtype):
-        raise OptionError(f"{where}: the input {value} got {array.dtype}")
+        raise OptionError(f"{where}: {value} got {array.dtype}")
     rows = array[None] if shape == value.shape else array
     return [np.ascontiguousarray(row.reshape(value.shape).astype(value.dtype)) for row in rows]

@@ -25,7 +25,7 @@ from retune.compiler.runtime.readable import count
 from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.operators import label_of
 from retune.compiler.tune.precision.choose import choose_for_network
-from retune.compiler.tune.precision.request import AUTO, PrecisionChoice, PrecisionRequest
+from retune.compiler.tune.precision.request import AUTO, PrecisionChoice, PrecisionRequest, require_precision
 from retune.flows.cli.commands.arguments import Network, Shapes, Store, home_of, option_of
 from retune.flows.cli.commands.output import Json, Output, Quiet
 from retune.flows.parameters import add_options
@@ -59,6 +59,7 @@ def compile_network(
     """
     output = Output(as_json, quiet)
     options = TuneOptions.of(config.load(), **given)
+    require_precision(options, given)
     machine = Target(options.target or HOST)
     threads = threads_of(machine, options.threads)
     require_thread_count(threads)

@@ -13,6 +13,7 @@ from retune.compiler.core.options import tune_options
 from retune.compiler.core.target import Target
 from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.operators import extract_operator, is_operator
+from retune.compiler.tune.precision.samples import read_samples
 from retune.flows.cli.commands.arguments import Network, Shapes, Store, option_of
 from retune.flows.cli.commands.output import Json, Mode, Output, Quiet
 from retune.flows.cli.state_folder import check_state_folder
@@ -59,11 +60,15 @@ def _import(job: TuneJob) -> ImportedNetwork | None:
     if not is_operator(job.network):
         imported = ImportedNetwork(job.network, job.shapes)
         imported.check(job.target)
+        if job.options.calibrate:  # before Prefect is started
+            read_samples(job.options.calibrate, imported.prepared().inputs, job.options.seed)
         return imported
     sys.path.insert(0, os.getcwd())  # where the module of an operator lies, as for `python -m`
     extract_operator(job.network, job.target or str(Target.host()), 1)
     if job.shapes:
         raise OptionError("--shape is for networks: the line of an operator has its sizes")
+    if not job.precision.is_float32:
+        raise OptionError("--precision is for networks: the line of an operator has its types")
     return None
 
 

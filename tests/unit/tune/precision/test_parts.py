@@ -8,18 +8,13 @@ import numpy as np
 import pytest
 
 from retune.compiler.core.errors import OptionError
-from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.graph.ir import Graph, Value
+from retune.compiler.graph.ir import Value
 from retune.compiler.tune.precision.calibrate import _Histogram
 from retune.compiler.tune.precision.errors import METRICS, error_of
 from retune.compiler.tune.precision.knapsack import Option, choose_options
 from retune.compiler.tune.precision.samples import hold_out, read_samples
 
-
-def graph() -> Graph:
-    builder = GraphBuilder("two", [Value("x", (1, 3), "float32"), Value("i", (2,), "int64")])
-    total = builder.emit("reduce_max", ["x"], {"axes": (1,), "keepdims": False})
-    return builder.finish({"y": total, "z": builder.emit("identity", ["i"])})
+INPUTS = (Value("x", (1, 3), "float32"), Value("i", (2,), "int64"))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -79,8 +74,8 @@ def test_a_function_of_the_user_is_a_metric() -> None:
 def test_samples_of_a_file_have_one_axis_more(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.ones((4, 3)), i=np.zeros((4, 2), int))
     np.savez(tmp_path / "b.npz", x=np.ones((1, 3), "float32"), i=np.zeros(2, int))
-    assert len(read_samples(tmp_path / "a.npz", graph(), 0)) == 4
-    samples = read_samples(tmp_path, graph(), 0)
+    assert len(read_samples(tmp_path / "a.npz", INPUTS, 0)) == 4
+    samples = read_samples(tmp_path, INPUTS, 0)
     assert len(samples) == 5
     assert all(sample["x"].shape == (1, 3) and sample["x"].dtype == np.float32 for sample in samples)
     assert len(hold_out(samples)[1]) == 1
@@ -107,19 +102,19 @@ GOOD = {"x": np.ones((1, 3), "float32"), "i": np.zeros(2, "int64")}
 )
 def test_samples_that_do_not_fit_are_one_sentence(calibrate: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
-        read_samples(calibrate, graph(), 0)
+        read_samples(calibrate, INPUTS, 0)
     assert "\n" not in str(caught.value)
 
 
 def test_a_folder_without_samples_and_a_file_of_one_array_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"has no \.npz"):
-        read_samples(tmp_path, graph(), 0)
+        read_samples(tmp_path, INPUTS, 0)
     np.save(tmp_path / "one.npy", np.ones(3))
     with pytest.raises(OptionError, match="holds one array"):
-        read_samples(tmp_path / "one.npy", graph(), 0)
+        read_samples(tmp_path / "one.npy", INPUTS, 0)
     (tmp_path / "text.npz").write_text("no archive")
     with pytest.raises(OptionError, match="cannot read samples"):
-        read_samples(tmp_path / "text.npz", graph(), 0)
+        read_samples(tmp_path / "text.npz", INPUTS, 0)
 
 
 def test_ranges_clip_a_few_outliers() -> None:
