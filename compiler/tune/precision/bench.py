@@ -79,7 +79,7 @@ def run(executor: GraphExecutor, sample: Sample) -> list[Array]:
 
 def seconds_of(executor: GraphExecutor) -> float:
     """The median seconds of a run."""
-    return executor.benchmark(TimeEvaluator(repeat=10)).median
+    return executor.benchmark(TimeEvaluator(repeat=10, min_repeat_ms=1)).median
 
 
 def times_of_layers(forms: Mapping[str, GraphExecutor], layers: Sequence[str]) -> dict[str, dict[str, float]]:
