@@ -74,7 +74,7 @@ class _Peers:
     def add_onnx_runtime(
         self, executor: GraphExecutor, seed: int, given: Inputs | None, *, is_quantized: bool
     ) -> Inputs | None:
-        """Run ONNX Runtime on inputs, random ones of `executor` if none are `given`, and return them; None where it has
+        """Run ONNX Runtime on the inputs `given`, else on random inputs of `executor`; return them, or None if it has
         no session.
         """
         if not is_installed():

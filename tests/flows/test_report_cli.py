@@ -58,7 +58,7 @@ def test_a_run_that_is_not_finished_has_the_trials_of_its_last_round(
     assert json.loads(capsys.readouterr().out)["trials"] == 32
 
 
-@pytest.mark.parametrize("width", [80, 96, 110, 130])
+@pytest.mark.parametrize("width", [80, 96, 110, 130, 145])
 def test_a_run_takes_one_line_below_whole_headings(
     width: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,8 +66,8 @@ def test_a_run_takes_one_line_below_whole_headings(
     monkeypatch.setattr(command_output, "PIPE_WIDTH", width)
     assert run(monkeypatch, "runs") == 0
     heading, _, *lines = filter(str.strip, capsys.readouterr().out.splitlines())
-    wide = {"threads": 110, "ended UTC": 130, "untuned ms": 96}
-    names = ("run", "network", "threads", "begun UTC", "ended UTC", "trials", "untuned ms", "tuned ms")
+    wide = {"threads": 110, "precision": 145, "ended UTC": 130, "untuned ms": 96}
+    names = ("run", "network", "threads", "precision", "begun UTC", "ended UTC", "trials", "untuned ms", "tuned ms")
     shown = [name for name in names if wide.get(name, 0) <= width]
     assert [name.strip() for name in heading.split("  ") if name.strip()] == shown
     assert len(lines) == 1

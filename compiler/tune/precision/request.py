@@ -12,6 +12,8 @@ from retune.compiler.runtime.artifact import Array
 AUTO = "auto"
 TOLERANCE = 0.01
 """Largest error at the outputs that `auto` allows unless told otherwise."""
+LARGEST = "largest"
+"""The metric unless another is asked for."""
 _DETAILS = ("tolerance", "metric", "calibrate")
 _ALLOWED = {BFLOAT16: 0.2, INT8: 0.5}
 """The same of a network in bfloat16 or int8: only a wrong network is further off."""
@@ -29,7 +31,7 @@ class PrecisionRequest:
 
     precision: str = FLOAT32
     tolerance: float | None = None
-    metric: str | Metric = "largest"
+    metric: str | Metric = LARGEST
     calibrate: Any = None
 
     @classmethod
@@ -50,7 +52,8 @@ class PrecisionRequest:
 
 def require_precision(options: TuneOptions, given: Mapping[str, Any]) -> None:
     """Check what was `given` by name beside the settings. Raises: OptionError for details of float32."""
-    unused = [name for name in _DETAILS if given.get(name) is not None]
+    # A default that is passed on, as by a deployment, asks for nothing.
+    unused = [name for name in _DETAILS if given.get(name) not in (None, LARGEST)]
     if options.precision == FLOAT32 and unused:
         raise OptionError(f"the option {unused[0]} needs a precision: bfloat16, int8 or auto")
 
@@ -79,7 +82,7 @@ class PrecisionChoice:
     precision: str
     layers: tuple[LayerChoice, ...] = ()
     ranges: Mapping[str, tuple[float, float]] | None = None
-    metric: str = "largest"
+    metric: str = LARGEST
     tolerance: float = TOLERANCE
     error: float = 0.0
     float32_seconds: float | None = None

@@ -49,7 +49,7 @@ def runs(
             Column("run", lambda row: row["run_id"], folds=False),
             Column("network", lambda row: row["network"]),
             Column("threads", lambda row: row["threads"], folds=False, from_width=110),
-            Column("precision", lambda row: row["precision"], folds=False, from_width=120),
+            Column("precision", lambda row: row["precision"], folds=False, from_width=145),
             Column("begun UTC", lambda row: moment(row["started"])[:16], folds=False),
             Column("ended UTC", lambda row: _ended(row["completed"]), folds=False, from_width=130),
             Column("trials", lambda row: row["trials"], folds=False),
