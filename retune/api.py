@@ -11,10 +11,7 @@ from typing import Any
 from retune.compiler.core import config
 from retune.compiler.core.errors import ArtifactError, OptionError
 from retune.compiler.core.options import TuneOptions, flag_of, kinds_of
-from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.onnx_export import ExportedModel, check_runtime
-from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.graph.precision.layers import Assignment
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.arguments import require_thread_count
@@ -91,17 +88,7 @@ def compile(
     extracted = imported.extract(options.target or HOST, count, options.winograd)
     best, others = find_programs(extracted, home, None)
     explainer = KernelExplainer(extracted, best, home)
-    with telling_nothing():
-        network = compile_graph(
-            extracted.graph,
-            extracted.target,
-            best,
-            threads=count,
-            cut=extracted.partition,
-            build=build_in_parallel,
-            others=others,
-            release=True,
-        )
+    network = extracted.compile(best, others, release=True)
     return Network(Library(network), known.signature, explainer, choice)
 
 

@@ -151,14 +151,33 @@ class _Frozen(torch.nn.Module):
         return tuple(result for result in listed(self._forward(*arguments)) if isinstance(result, torch.Tensor))
 
 
-class _Compiled:
-    """The network of a graph for inputs of known shapes and for its weights as they are now."""
+class _OfWeights:
+    """A network of a graph for its weights as they are now."""
 
-    def __init__(self, forward: torch.fx.GraphModule, arguments: Sequence[Argument], fixed: Sequence[int],
-                 options: Mapping[str, Any]) -> None:  # fmt: skip
+    _network: Network
+
+    def __init__(self, arguments: Sequence[Argument], fixed: Sequence[int]) -> None:
         self._free = [index for index in range(len(arguments)) if index not in fixed]
         self._weights = [arguments[index] for index in fixed if isinstance(arguments[index], torch.Tensor)]
         self._versions = list(map(_version, self._weights))
+
+    def is_current(self, weights: Sequence[torch.Tensor]) -> bool:
+        """Whether the weights are those that were compiled in, and nothing has written to them."""
+        pairs = zip(weights, self._weights, self._versions, strict=True)
+        # Identity first: a weight that was replaced may lie at the address of the old weight.
+        return all(weight is known and _version(weight) == version for weight, known, version in pairs)
+
+    def __call__(self, arguments: Sequence[Argument]) -> list[torch.Tensor]:
+        outputs = self._network(*(arguments[index] for index in self._free))
+        return list(outputs) if isinstance(outputs, tuple) else [outputs]
+
+
+class _Compiled(_OfWeights):
+    """The network for inputs of known shapes."""
+
+    def __init__(self, forward: torch.fx.GraphModule, arguments: Sequence[Argument], fixed: Sequence[int],
+                 options: Mapping[str, Any]) -> None:  # fmt: skip
+        super().__init__(arguments, fixed)
         tensors = tuple(arguments[index] for index in self._free)
         module = _Frozen(forward, arguments, fixed).eval()
         # what the graph returns beside tensors: numbers that follow from the shapes, and None
@@ -173,22 +192,17 @@ class _Compiled:
         if options.get("tune", True):
             limits = {name: options[name] for name in ("minutes", "trials", "effort") if options.get(name) is not None}
             more = {} if threads is None else {"threads": threads}
-            self._network: Network = tune(model, store=store, options=more, **(limits or {"effort": "quick"}))
+            self._network = tune(model, store=store, options=more, **(limits or {"effort": "quick"}))
         else:
             self._network = compile(model, store=store, threads=threads)
 
-    def is_current(self, weights: Sequence[torch.Tensor]) -> bool:
-        """Whether the weights are those that were compiled in, and nothing has written to them."""
-        return _are_current(weights, self._weights, self._versions)
-
     def __call__(self, arguments: Sequence[Argument]) -> list[torch.Tensor]:
-        outputs = self._network(*(arguments[index] for index in self._free))
-        tensors = iter(outputs if isinstance(outputs, tuple) else (outputs,))
+        tensors = iter(super().__call__(arguments))
         return [next(tensors) if known is None else known[0] for known in self._returns]
 
 
-class _Dynamic:
-    """The network of a graph with symbolic extents, for its weights as they are now: the virtual machine runs it.
+class _Dynamic(_OfWeights):
+    """The network of a graph with symbolic extents: the virtual machine runs it.
 
     Raises: ModelError where an extent follows from no shape, or what the graph returns is no tensor, or where PyTorch
     exports it for fixed extents.
@@ -202,9 +216,7 @@ class _Dynamic:
         options: Mapping[str, Any],
     ) -> None:
         inputs = [node.meta.get("val") for node in forward.graph.nodes if node.op == "placeholder"]
-        self._free = [index for index in range(len(arguments)) if index not in fixed]
-        self._weights = [arguments[index] for index in fixed if isinstance(arguments[index], torch.Tensor)]
-        self._versions = list(map(_version, self._weights))
+        super().__init__(arguments, fixed)
         symbolic = [
             {dim for dim, extent in enumerate(inputs[index].shape) if isinstance(extent, torch.SymInt)}
             for index in self._free
@@ -234,14 +246,6 @@ class _Dynamic:
                 raise ModelError(f"PyTorch exports the graph for one shape of {entry.name} only")
         model = Model(store_onnx(proto, "torch", models_folder(options.get("store"))))
         self._network = compile(model, dynamic=True, store=options.get("store"), threads=options.get("threads"))
-
-    def is_current(self, weights: Sequence[torch.Tensor]) -> bool:
-        """Whether the weights are those that were compiled in, and nothing has written to them."""
-        return _are_current(weights, self._weights, self._versions)
-
-    def __call__(self, arguments: Sequence[Argument]) -> list[torch.Tensor]:
-        outputs = self._network(*(arguments[index] for index in self._free))
-        return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
 
 class _Forward:
@@ -422,14 +426,6 @@ def _normalized(forward: torch.fx.GraphModule) -> torch.fx.GraphModule:
 def _operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
     """The operators that nodes call, by name, each once."""
     return tuple(sorted({str(node.target) for node in nodes}))
-
-
-def _are_current(
-    weights: Sequence[torch.Tensor], known: Sequence[torch.Tensor], versions: Sequence[tuple[int, int]]
-) -> bool:
-    pairs = zip(weights, known, versions, strict=True)
-    # Identity first: a weight that was replaced may lie at the address of the old weight.
-    return all(weight is other and _version(weight) == version for weight, other, version in pairs)
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, int]:

@@ -10,8 +10,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler.driver.compile_network import compile_graph, reuse_kernels
-from retune.compiler.driver.dispatch import telling_nothing
+from retune.compiler.driver.compile_network import reuse_kernels
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.artifact import KernelArtifact
@@ -40,11 +39,7 @@ def compile_to(
     that were built when the programs were confirmed. What the kernels use is in the report, and not logged. The file
     says how many `instances` are meant to run at a time.
     """
-    about = extracted.graph, extracted.target, best
-    build = reuse_kernels(kernels, build_in_parallel)
-    # The report lists fallbacks once; two compilations, tuned and untuned, would warn of them twice.
-    with telling_nothing():
-        network = compile_graph(*about, threads=extracted.threads, cut=extracted.partition, build=build)
+    network = extracted.compile(best, build=reuse_kernels(kernels, build_in_parallel))
     if instances > 1:
         network = replace(network, metadata={**network.metadata, "instances": instances})
     return SavedNetwork(network.save(path), network.coverage)

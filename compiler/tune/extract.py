@@ -3,12 +3,16 @@
 It is deterministic and takes seconds, so a run extracts once and passes the result on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import MappingProxyType
 
 from retune.compiler.core.errors import OptionError
 from retune.compiler.core.target import Target
+from retune.compiler.driver.compile_network import BuildKernels, compile_graph
+from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.frontend import zoo
 from retune.compiler.frontend.network import load_network
 from retune.compiler.graph.ir import Graph
@@ -17,6 +21,8 @@ from retune.compiler.graph.partition.winograd import winograd_for
 from retune.compiler.graph.pipeline import optimize, prepare
 from retune.compiler.graph.precision.assign import Assign
 from retune.compiler.graph.precision.layers import Assignment
+from retune.compiler.measure.record import TaskProgram
+from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.schedule.task import SearchTask
 
 
@@ -65,6 +71,29 @@ class ExtractedNetwork(Extracted):
         super().__init__(source, graph.name, target, threads, ways, constant_bytes)
         self.graph = graph
         self.partition = cut
+
+    def compile(
+        self,
+        best: Mapping[str, TaskProgram],
+        others: Mapping[str, Sequence[TaskProgram]] = MappingProxyType({}),
+        build: BuildKernels = build_in_parallel,
+        *,
+        metadata: Mapping[str, object] | None = None,
+        release: bool = False,
+    ) -> CompiledNetwork:
+        """The network with the programs `best`, as by `compile_graph`; a report says which kernels none serves."""
+        with telling_nothing():
+            return compile_graph(
+                self.graph,
+                self.target,
+                best,
+                threads=self.threads,
+                cut=self.partition,
+                build=build,
+                others=others,
+                metadata=metadata,
+                release=release,
+            )
 
 
 class ImportedNetwork:

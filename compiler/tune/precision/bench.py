@@ -9,10 +9,8 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import (
     BuildError,
     ChosenProgram,
-    compile_graph,
     reuse_kernels,
 )
-from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.precision.assign import OPERAND_OF, Assign
@@ -47,12 +45,7 @@ class Bench:
     def compile(self, graph: Graph) -> GraphExecutor:
         """An executor of a graph before the passes."""
         extracted = extract_part(graph.name, graph, self.target, self.threads, self.winograd)
-        about = extracted.graph, self.target, self.best
-        with telling_nothing():
-            network = compile_graph(
-                *about, threads=self.threads, cut=extracted.partition, build=self._build, metadata={}
-            )
-        return executor_of(network, self.threads)
+        return executor_of(extracted.compile(self.best, build=self._build, metadata={}), self.threads)
 
     def compile_form(self, assignment: Assignment) -> GraphExecutor:
         """An executor of the network with layers in the precisions of `assignment`."""

@@ -12,11 +12,9 @@ import typer
 from retune.compiler.core import config
 from retune.compiler.core.options import TuneOptions, tune_options
 from retune.compiler.core.target import Target
-from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.coverage import CoverageReport
-from retune.compiler.driver.dispatch import ApplyHistoryBest, telling_nothing
+from retune.compiler.driver.dispatch import ApplyHistoryBest
 from retune.compiler.driver.hardware import target_on, threads_of
-from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.measure.processes.cuda_runner import gpu_here, gpu_of_key
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
@@ -74,17 +72,8 @@ def compile_network(
     imported = ImportedNetwork(network, tuple(shape or ()))
     choice = choose_precisions(imported, PrecisionRequest.of(options), options, threads, home_of(store))
     extracted = imported.extract(str(machine), threads, options.winograd)
-    with ApplyHistoryBest(list(log or ())), telling_nothing():
-        best, others = find_programs(extracted, home_of(store), gpu)
-        compiled = compile_graph(
-            extracted.graph,
-            extracted.target,
-            best,
-            threads=extracted.threads,
-            cut=extracted.partition,
-            build=build_in_parallel,
-            others=others,
-        )
+    with ApplyHistoryBest(list(log or ())):
+        compiled = extracted.compile(*find_programs(extracted, home_of(store), gpu))
     Library(compiled).export_library(path)
     coverage = CoverageReport.of(compiled.coverage)
     lines = [f"{coverage}", coverage.fallback_text() or "no kernel worth tuning uses the default schedule", f"{path}"]

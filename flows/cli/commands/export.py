@@ -13,9 +13,7 @@ from retune.compiler.core import config
 from retune.compiler.core.errors import OptionError
 from retune.compiler.core.options import TuneOptions, tune_options
 from retune.compiler.core.target import Target
-from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.coverage import CoverageReport
-from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.hardware import threads_of
 from retune.compiler.driver.onnx_export import (
     ExportedModel,
@@ -24,7 +22,6 @@ from retune.compiler.driver.onnx_export import (
     export_parts,
     library_path,
 )
-from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.frontend.network import offload_network
 from retune.compiler.frontend.offload.offload import OffloadedModel
 from retune.compiler.runtime.archive import kind_of
@@ -107,10 +104,7 @@ def _compile_parts(
     networks = []
     for graph in offloaded.parts:
         part = extract_part(network, graph, Target(options.target or HOST), count, options.winograd, names)
-        with telling_nothing():
-            best, others = find_programs(part, home, None)
-            about, cut = (part.graph, part.target, best), part.partition
-            networks.append(compile_graph(*about, threads=count, cut=cut, build=build_in_parallel, others=others))
+        networks.append(part.compile(*find_programs(part, home, None)))
     return offloaded, networks
 
 
