@@ -1,106 +1,227 @@
-"""Latency of networks in float32 and in int8, ours and ONNX Runtime's.
+"""Latency of networks that ONNX Runtime's tool quantizes, untuned, beside ONNX Runtime, OpenVINO and float32.
 
-    python -m benchmarks.quantized [--only REGEX] [--threads N] [--seconds S] [--out FILE]
+    python -m benchmarks.quantized [--only REGEX] [--threads N] [--count N] [--seed N] [--tuned] [--seconds S]
+        [--out FILE]
 
-A network of the zoo is quantized by ONNX Runtime's tool (QDQ, unsigned activations, signed weights with a scale per
-channel, calibrated with seeded noise); both forms are tuned from scratch, for `--seconds` each. Then the four are
-interleaved in one process. `times_as_fast_as` of our int8 network names the three others; `unequal` is the fraction of
-the output's elements that differ by more than half a quantum from ONNX Runtime's.
+Beside three networks of the zoo `--count` image networks are drawn by `--seed` from timm's, and a quarter as many
+encoders of text from those of transformers, on seeded random weights. Each is quantized statically (QDQ, unsigned
+activations, signed weights with a scale per channel, calibrated with seeded inputs) and dynamically (its matrix
+products). All contenders of a network are interleaved in one process. With `--tuned` the static form is also tuned, for
+`--seconds`. A line per contender; `of_best_peer` is the fastest peer's time of the same file divided by ours,
+`of_float32` that of our own float32; `unequal` is the share of the elements that differ by more than half a quantum
+from ONNX Runtime's. What fails gets a line with the reason (`failure`).
 """
 
+import math
+import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
+import onnx
 from onnx import numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quant_pre_process, quantize_static
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quant_pre_process,
+    quantize_dynamic,
+    quantize_static,
+)
 
+import retune
 from benchmarks.harness import Figure, Run, interleaved, parse
+from benchmarks.torch_models import SEED, declare_operators, make_timm
 from benchmarks.tuning import open_workers, tune
+from benchmarks.unseen import drawn
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.frontend.model_file import read_model
 from retune.compiler.frontend.network import network_bytes
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.tune.extract import extract_network
 from retune.compiler.tune.onnx_runtime import OnnxRuntime
+from retune.compiler.tune.openvino import OpenVino, is_installed
 
-NETWORKS = ("mlp", "mobilenet_v2", "resnet18")
-IMAGES = 4
+ZOO = ("mlp", "mobilenet_v2", "resnet18")
+CALIBRATION, TOKENS = 3, 64
+TEXTS: Mapping[str, Mapping[str, int]] = {
+    "distilbert": {"n_layers": 4},
+    "bert": {"num_hidden_layers": 4, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536},
+    "roberta": {"num_hidden_layers": 3},
+    "electra": {"num_hidden_layers": 6},
+    "mpnet": {"num_hidden_layers": 4},
+    "albert": {"num_hidden_layers": 3, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+}
+"""Architectures of encoders, and what is smaller in them than in the published ones."""
+FORMS = ("float32", "static", "dynamic")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print four JSON lines a network and thread count."""
-    run = parse(__doc__, argv, seconds=120, seconds_help="seconds of tuning for each form", threads=(1, 2))
-    for threads in run.threads:
-        for name in filter(run.wants, NETWORKS):
-            for figure in figures(name, threads, run):
-                run.write(figure)
+    """Print the lines of every network that was drawn."""
+    options = {"count": (12, "how many image networks are drawn"), "seed": (0, "what they are drawn by")}
+    flags = {"tuned": "also tune the static form"}
+    help_ = "seconds of tuning"
+    run = parse(__doc__, argv, seconds=60, seconds_help=help_, threads=(1, 2), options=options, flags=flags)
+    count, seed = run.options["count"], run.options["seed"]
+    texts = Random(seed).sample(sorted(TEXTS), min(len(TEXTS), -(-count // 4)))
+    images = [f"timm/{name}" for name in drawn(count, seed)] if count else []
+    for name in filter(run.wants, [*ZOO, *texts, *images]):
+        with tempfile.TemporaryDirectory(prefix="retune-quantized-") as folder:
+            try:
+                files, inputs = written(name, Path(folder))
+            except Exception as error:  # a network that the tool does not take is a result
+                run.write(_failed(name, run.threads[0], error))
+                continue
+            for threads in run.threads:
+                for figure in figures(name, files, inputs, threads, run):
+                    run.write(figure)
 
 
-def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
-    """Tune both forms of one network and time them beside ONNX Runtime."""
-    with tempfile.TemporaryDirectory(prefix="retune-quantized-") as folder:
-        paths = {form: Path(folder) / f"{name}-{form}.onnx" for form in ("float", "bytes")}
-        paths["float"].write_bytes(network_bytes(name))
-        shape, feed = quantize(paths["float"], paths["bytes"])
-        runs: dict[str, Callable[[], object]] = {}
-        outputs: dict[str, Array] = {}
-        for form, path in paths.items():
-            ours = tuned(path, threads, run.seconds)
-            image = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-            ours.set_input(feed, image)
-            ours.run()
-            session = OnnxRuntime(path.read_bytes(), threads)
-            outputs[form], outputs[f"{form} theirs"] = ours.get_output(0).copy(), session.run({feed: image})[0]
-            runs[f"retune-{form}"] = ours.run
-            runs[f"onnxruntime-{form}"] = partial(session.run, {feed: image})
-        seconds = interleaved(runs)
-        quantum = _output_scale(paths["bytes"])
-        apart = np.abs(outputs["bytes"] - outputs["bytes theirs"]) / quantum
-    best = seconds["retune-bytes"]
-    details: dict[str, object] = {
-        "times_as_fast_as": {key: round(value / best, 3) for key, value in seconds.items() if key != "retune-bytes"},
-        "unequal": float((apart > 0.5).mean()),
-        "most_quanta_apart": float(apart.max()),
-        "tuning_seconds": run.seconds,
-    }
-    for backend, value in seconds.items():
-        yield Figure(name, backend, threads, "latency", value * 1e3, "ms", details=details if value == best else {})
+def _failed(name: str, threads: int, error: Exception) -> Figure:
+    failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return Figure(name, "retune", threads, "latency", math.nan, "ms", details={"failure": failure})
 
 
-class _Noise(CalibrationDataReader):  # type: ignore[misc]
-    """Seeded images."""
+class _Inputs(CalibrationDataReader):  # type: ignore[misc]
+    """Seeded inputs of a network."""
 
-    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
-        rng = np.random.default_rng(1)
-        self._left = iter([{name: rng.standard_normal(shape, dtype=np.float32)} for _ in range(IMAGES)])
+    def __init__(self, feeds: Sequence[Mapping[str, Array]]) -> None:
+        self._left = iter(feeds)
 
-    def get_next(self) -> dict[str, Array] | None:
-        """The next one, None after the last."""
+    def get_next(self) -> Mapping[str, Array] | None:
+        """The next input, None after the last."""
         return next(self._left, None)
 
 
-def quantize(source: Path, target: Path) -> tuple[tuple[int, ...], str]:
-    """Write the QDQ form of a model of one input; the shape and name of that."""
-    model = read_model(source)
-    (entry,) = model.graph.input
-    shape = tuple(dimension.dim_value for dimension in entry.type.tensor_type.shape.dim)
-    folded = source.with_suffix(".folded.onnx")
-    quant_pre_process(source, folded, skip_symbolic_shape=True)
+def written(name: str, folder: Path) -> tuple[dict[str, Path], dict[str, Array]]:
+    """The ONNX files of a network in all forms, and inputs that calibration has not seen."""
+    files = {form: folder / f"{form}.onnx" for form in FORMS}
+    exported, folded = folder / "exported.onnx", files["float32"]
+    if name in ZOO:
+        exported.write_bytes(network_bytes(name))
+    else:
+        _export(name, exported)
+    # Only images have what is to be folded, and some encoders that the tool optimizes do not load any more.
+    quant_pre_process(exported, folded, skip_symbolic_shape=name not in TEXTS, skip_optimization=name in TEXTS)
+    (entry,) = onnx.load(folded).graph.input
+    feeds = [{entry.name: _drawn(entry, seed)} for seed in range(CALIBRATION + 1)]
     quantize_static(
         folded,
-        target,
-        _Noise(entry.name, shape),
+        files["static"],
+        _Inputs(feeds[1:]),
         quant_format=QuantFormat.QDQ,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
         per_channel=True,
     )
-    return shape, entry.name
+    products = ["MatMul", "Gemm"]
+    quantize_dynamic(folded, files["dynamic"], weight_type=QuantType.QInt8, op_types_to_quantize=products)
+    return files, feeds[0]
+
+
+def _export(name: str, path: Path) -> None:
+    import torch
+
+    if name in TEXTS:
+        module, args = _text(name)
+    else:
+        model = make_timm(name.removeprefix("timm/"))
+        module, args = model.module, model.args
+    torch.onnx.export(module, args, str(path), dynamo=False, opset_version=17)
+
+
+def _text(name: str) -> tuple[Any, tuple[Any, ...]]:
+    declare_operators()
+    import torch
+    import transformers
+
+    torch.manual_seed(SEED)
+    config = transformers.AutoConfig.for_model(name, **TEXTS[name])
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+
+    class States(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: Any) -> Any:
+            return self.model(input_ids=ids).last_hidden_state
+
+    return States(), (torch.randint(3, config.vocab_size, (1, TOKENS)),)
+
+
+def _drawn(entry: onnx.ValueInfoProto, seed: int) -> Array:
+    """Numbers of the type and shape of an input: normal floats, or words of a small vocabulary."""
+    rng, tensor = np.random.default_rng(seed), entry.type.tensor_type
+    shape = [dimension.dim_value for dimension in tensor.shape.dim]
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    return rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else rng.integers(3, 1000, shape, dtype)
+
+
+def figures(name: str, files: Mapping[str, Path], inputs: dict[str, Array], threads: int, run: Run) -> Iterator[Figure]:
+    """Time all forms of a network, ours and the peers'."""
+    runs: dict[str, Callable[[], object]] = {}
+    details: dict[str, dict[str, object]] = {}
+    for form, path in files.items():
+        try:
+            runs |= _contenders(form, path, inputs, threads, details)
+        except Exception as error:  # what a contender does not take is a result, too
+            yield _failed(f"{name} {form}", threads, error)
+    if run.options["tuned"] and "retune-static" in runs:
+        executor = tuned(files["static"], threads, run.seconds)
+        for operand, array in inputs.items():
+            executor.set_input(operand, array)
+        runs["retune-static-tuned"] = executor.run
+        details["retune-static-tuned"] = {"tuning_seconds": run.seconds}
+    seconds = interleaved(runs)
+    for form in FORMS:
+        own = seconds.get(f"retune-{form}", math.nan)
+        peers = [seconds[key] for key in (f"onnxruntime-{form}", f"openvino-{form}") if key in seconds]
+        if peers:
+            details[f"retune-{form}"]["of_best_peer"] = round(min(peers) / own, 3)
+        if form != "float32" and "retune-float32" in seconds:
+            details.setdefault(f"retune-{form}", {})["of_float32"] = round(seconds["retune-float32"] / own, 3)
+    for backend, value in seconds.items():
+        own_details = {"seed": run.options["seed"], **details.get(backend, {})}
+        yield Figure(name, backend, threads, "latency", value * 1e3, "ms", details=own_details)
+
+
+def _contenders(
+    form: str, path: Path, inputs: dict[str, Array], threads: int, details: dict[str, dict[str, object]]
+) -> dict[str, Callable[[], object]]:
+    """The calls of one form; what is known of our result is added to `details`."""
+    session = OnnxRuntime(path.read_bytes(), threads)
+    ours = retune.compile(str(path), threads=threads)
+    result, reference = np.asarray(ours(*inputs.values())), session.run(inputs)[0]
+    details[f"retune-{form}"] = _difference(result, reference, path)
+    runs: dict[str, Callable[[], object]] = {
+        f"onnxruntime-{form}": partial(session.run, inputs),
+        f"retune-{form}": partial(ours, *inputs.values()),
+    }
+    if is_installed() and _loads(path, threads):
+        runs[f"openvino-{form}"] = partial(OpenVino(str(path), threads).run, inputs)
+    return runs
+
+
+def _difference(result: Array, reference: Array, path: Path) -> dict[str, object]:
+    apart = np.abs(result.astype(np.float64) - reference) / _output_scale(path)
+    return {"unequal": float((apart > 0.5).mean()), "most_quanta_apart": float(apart.max(initial=0.0))}
+
+
+def _loads(path: Path, threads: int) -> bool:
+    """Whether OpenVINO takes a file, tried in a process of its own: some files end it by a signal."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_load, str(path), threads).exception() is None
+
+
+def _load(path: str, threads: int) -> None:
+    OpenVino(path, threads)
 
 
 def tuned(path: Path, threads: int, seconds: float) -> GraphExecutor:
@@ -114,7 +235,7 @@ def tuned(path: Path, threads: int, seconds: float) -> GraphExecutor:
 
 def _output_scale(path: Path) -> float:
     """The scale of the last DequantizeLinear, in whose units outputs are compared; 1 where there is none."""
-    model = read_model(path)
+    model = onnx.load(path)
     scales = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     output = model.graph.output[0].name
     last = [node for node in model.graph.node if output in node.output and node.op_type == "DequantizeLinear"]
