@@ -58,7 +58,7 @@ def judge(
     quanta = wider.quanta
 
     def run_plain(arrays: Arrays) -> Outputs:
-        return OnnxRuntime(model, threads, is_optimized=False).run(arrays)
+        return OnnxRuntime(wider.plain, threads, is_optimized=False).run(arrays)
 
     def run_wide(arrays: Arrays) -> Outputs:
         if not wider.is_float32:

@@ -28,10 +28,14 @@ _MOVING = {"Flatten", "Identity", "MaxPool", "Relu", "Reshape", "Squeeze", "Tran
 
 
 class WiderModel:
-    """A model in wider types: float32 or float64. `quanta` are the steps of its outputs, if it quantizes anything."""
+    """A model in wider types: float32 or float64. `quanta` are the steps of its outputs, if it quantizes anything;
+    `plain` is the model in its own types, without leave to compute in narrower types.
+    """
 
     def __init__(self, model: bytes) -> None:
-        self._model = inliner.inline_local_functions(onnx.load_from_string(model))
+        read = onnx.load_from_string(model)
+        self.plain = read.SerializeToString() if _remove_accuracy_levels(read.graph) else model
+        self._model = inliner.inline_local_functions(read)
         self.quanta = _quanta(self._model.graph)
         kinds = [entry.type.tensor_type.elem_type for entry in self._model.graph.output]
         self._dtypes = [helper.tensor_dtype_to_np_dtype(kind) if kind in _HALVES else None for kind in kinds]
@@ -99,6 +103,19 @@ def _quanta(graph: onnx.GraphProto) -> list[float]:
         is_integer = node is not None and node.op_type in _QUANTIZING
         quanta.append(float(np.max(numpy_helper.to_array(scale))) if scale is not None else float(is_integer))
     return quanta if any(node.op_type in _QUANTIZING for node in graph.node) else []
+
+
+def _remove_accuracy_levels(graph: onnx.GraphProto) -> bool:
+    """Let products with weights of a few bits compute in the type of their operands. Returns whether some did not."""
+    is_changed = False
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                is_changed |= _remove_accuracy_levels(attribute.g)
+            elif attribute.name == "accuracy_level" and node.op_type == "MatMulNBits":
+                is_changed |= attribute.i > 0
+                attribute.i = 0
+    return is_changed
 
 
 def _widen(graph: onnx.GraphProto, kinds: Mapping[int, int]) -> bool:

@@ -26,11 +26,10 @@ def packed_matrix(builder: GraphBuilder, node: OnnxNode) -> str:
         scale = np.expand_dims(scale, axis)
     if bits not in KINDS or not block or block % (BYTE // bits) or x.shape[axis] % block:
         return ""
+    zero = np.broadcast_to(zero.reshape(scale.shape if zero.size > 1 else ()), scale.shape)
     # From here on blocks lie along the rows.
-    turned = (lambda array: array.T) if axis == 1 else (lambda array: array)
-    codes, scale = turned(x.astype("int32")), turned(scale)
-    zero = np.broadcast_to(turned(np.reshape(zero.astype("int32"), scale.T.shape if axis == 1 else scale.shape))
-                           if zero.size > 1 else zero, scale.shape)  # fmt: skip
+    turned = [array.T if axis == 1 else array for array in (x.astype("int32"), scale, zero.astype("int32"))]
+    codes, scale, zero = turned
     least = int(finite_limit(x.dtype.name, is_least=True))
     offset = (least - zero).astype("float32") * scale
     packed = _packed((codes - least).astype("uint8"), bits, block)

@@ -119,7 +119,7 @@ def _dequantized(dtype: str, axis: int, block: int, *, zeros: bool) -> tuple[lis
     }
     if zeros:
         values["zeros"] = rng.integers(low, high + 1, scales).astype("int8").astype(dtype)
-    attributes = {"axis": axis, "block_size": block} if block < 64 else {"axis": 1 - axis}
+    attributes: dict[str, Any] = {"axis": axis, "block_size": block} if block < 64 else {"axis": 1 - axis}
     return [helper.make_node("DequantizeLinear", list(values), ["w"], **attributes)], values
 
 
