@@ -30,6 +30,7 @@ from retune.compiler.frontend.model_file import (
     read_model,
 )
 from retune.compiler.frontend.ops import contributed
+from retune.compiler.frontend.ops.attributes import TensorSequence
 from retune.compiler.frontend.ops.conversion import Conversion, missing_operator
 from retune.compiler.frontend.ops.elementwise import DTYPES, Converter
 from retune.compiler.frontend.ops.standard import STANDARD
@@ -202,6 +203,9 @@ def _convert(model: onnx.ModelProto, name: str, inputs: Sequence[Value], opset: 
     if absent:
         raise ModelFormatError(f"model {name}: nothing computes the output {absent[0]!r}")
     outputs = {entry.name: names[entry.name] for entry in model.graph.output}
+    sequences = [name for name, value in outputs.items() if isinstance(value, TensorSequence)]
+    if sequences:
+        raise UnsupportedOperatorError(f"model {name}: the output {sequences[0]!r} is a sequence, not a tensor")
     if len(outputs) < len(model.graph.output):
         raise ModelFormatError(f"model {name}: two outputs have the same name; put an Identity node before one of them")
     graph = builder.finish(outputs)

@@ -30,6 +30,7 @@ from retune.compiler.frontend.dependence import (
     read_names,
 )
 from retune.compiler.frontend.model_edits import all_nodes
+from retune.compiler.frontend.ops import sequences
 from retune.compiler.frontend.ops.conversion import name_of
 from retune.compiler.frontend.ops.scans import as_loop
 from retune.compiler.frontend.region import OnnxRegion
@@ -296,6 +297,10 @@ class Partition:
         unknown = [name for name in read if name not in self._levels and name not in self._context.constants]
         if unknown:
             raise UnsupportedOperatorError(f"{name}: nothing computes {unknown[0]!r}")
+        passed = [node for node in nodes if node.op_type in sequences.RESULTS and {*node.output} & {*outputs}]
+        if passed:
+            label = f"{name_of(passed[0])!r} ({passed[0].op_type})"
+            raise UnsupportedOperatorError(f"{label}: its sequence would leave the part whose shapes are known")
         graph = onnx.GraphProto(name="region")
         graph.node.extend(nodes)
         return OnnxRegion(

@@ -80,6 +80,8 @@ def judge(
             how, exact = wider.name, wide
     if any(is_float(array.dtype.name) for array in inputs.values()):
         ways.append(run(_change(inputs, bool(quanta))))
+    if not ways and optimized is not None:  # bytes and inputs of integers, which no rounding changes
+        ways.append(optimized)
     if not ways:
         raise MeasureError("the model can be computed in one way only")
     # A change of the inputs may be smaller than the rounding of the outputs, as beside a large bias.

@@ -18,6 +18,18 @@ MOST_ITERATIONS = 10_000
 ConvertBody = Callable[[onnx.GraphProto, Sequence[str]], Sequence[str]]
 
 
+class TensorSequence(str):
+    """A sequence of tensors in place of a value's name: the names of its `parts`."""
+
+    parts: tuple[str, ...]
+
+    def __new__(cls, parts: Sequence[str]) -> "TensorSequence":
+        """The sequence of these values."""
+        made = super().__new__(cls, f"({', '.join(parts)})")
+        made.parts = tuple(parts)
+        return made
+
+
 class ReportedError(UnsupportedOperatorError):
     """A body did not convert; its nodes are already among the problems."""
 
@@ -95,6 +107,8 @@ class OnnxNode:
         """The description of a required operand."""
         if not self.has_input(index):
             raise self.unsupported(f"operand {index} is missing")
+        if isinstance(self.inputs[index], TensorSequence):
+            raise self.unsupported(f"operand {index} is a sequence of tensors")
         return builder.value(self.inputs[index])
 
     def array(self, builder: GraphBuilder, index: int, what: str) -> Array:

@@ -15,6 +15,7 @@ from retune.compiler.frontend.ops import (
     elementwise,
     indexing,
     logic,
+    ngrams,
     nn,
     pool,
     quantized,
@@ -22,6 +23,7 @@ from retune.compiler.frontend.ops import (
     reduce,
     resize,
     sampling,
+    sequences,
     shape,
     spectrum,
 )
@@ -39,6 +41,7 @@ STANDARD: Mapping[str, Converter] = {
     **elementwise.CONVERTERS,
     **indexing.CONVERTERS,
     **logic.CONVERTERS,
+    **ngrams.CONVERTERS,
     **nn.CONVERTERS,
     **pool.CONVERTERS,
     **quantized.CONVERTERS,
@@ -46,6 +49,7 @@ STANDARD: Mapping[str, Converter] = {
     **reduce.CONVERTERS,
     **resize.CONVERTERS,
     **sampling.CONVERTERS,
+    **sequences.CONVERTERS,
     **shape.CONVERTERS,
     **spectrum.CONVERTERS,
 }

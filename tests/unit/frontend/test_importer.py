@@ -63,7 +63,7 @@ def test_the_documents_list_all_operators_that_are_missing() -> None:
         for name, schemas in history.items()
         if not any(each.has_function or each.has_context_dependent_function for each in schemas)
     } - {*CONVERTERS}
-    made_of_missing = {"Bernoulli", "SequenceMap"}  # ONNX's functions of these use random numbers and sequences
+    made_of_missing = {"Bernoulli"}  # ONNX's function uses random numbers
     assert set(listed.replace("\n", " ").split(", ")) == missing | made_of_missing
 
 

@@ -9,12 +9,13 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
 
 from retune import compiler
 from retune.compiler.frontend.offload.wider import WiderModel
 from retune.compiler.tune import compare
-from retune.compiler.tune.accuracy import errors_of
+from retune.compiler.tune.accuracy import errors_of, judge
+from retune.compiler.tune.onnx_runtime import OnnxRuntime
 from tests.support.tiers import long_except
 
 Array = NDArray[Any]
@@ -187,3 +188,26 @@ def test_a_right_network_is_right_and_a_planted_fault_is_not(
         monkeypatch.setattr(compare, "_outputs", lambda *args, change=change: [change(y) for y in plain(*args)])
         comparison = compare.compare_networks({"tuned": tmp_path / "net.retune"}, model.SerializeToString(), 1, 0)
         assert comparison.is_right == (not fault), (fault, comparison)
+
+
+def test_a_network_of_bytes_with_inputs_of_integers_alone_is_judged(tmp_path: Path) -> None:
+    """A rounding changes none of its inputs: ONNX Runtime's usual outputs say how large an error may be."""
+    rng = np.random.default_rng(0)
+    weights = {"table": rng.standard_normal((20, 16)), "w": rng.standard_normal((16, 8))}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "ids"], ["r"]),
+            helper.make_node("Tanh", ["r"], ["x"]),
+            helper.make_node("MatMul", ["x", "w"], ["y"]),
+        ],
+        "ids",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 8])],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "f.onnx")
+    quantize_dynamic(tmp_path / "f.onnx", tmp_path / "b.onnx")
+    model, inputs = (tmp_path / "b.onnx").read_bytes(), {"ids": np.asarray([3, 1, 0, 2])}
+    _, exact, limits = judge(model, 1, inputs, OnnxRuntime(model, 1).run(inputs), 1e-6)
+    assert np.all(errors_of(exact, exact) <= limits)
+    assert not np.all(errors_of([exact[0] * 1.5], exact) <= limits)
