@@ -168,6 +168,15 @@ def register_tile(
     return best
 
 
+def _tallest(rows: int, strip: int, hardware: HardwareParams, dtype: str) -> int:
+    """The most rows of a tile whose strips are unpacked from bits, which takes as long as multiplying several rows."""
+    vectors, _ = _vectors_of(strip, _lanes_for(strip, hardware, dtype), hardware)
+    # Besides the sums, and a value of the other factor: a row of weights, their scales and their offsets.
+    most = (hardware.registers - 1) // max(vectors, 1) - 3
+    fitting = (height for height in _ROWS if height <= min(rows, most))
+    return max((height for height in fitting if rows % height == 0 or height <= _TAIL_ROWS), default=1)
+
+
 def _lanes_for(columns: int, hardware: HardwareParams, dtype: str) -> int:
     """The lanes of the shortest vector that a row of `columns` fills to more than half."""
     lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))
@@ -218,6 +227,8 @@ def split_for_tile(
     packs = _is_packed(state, stage_id)
     dtype = factor if factor in HALVES else op.dtype
     height, strip = register_tile(rows, columns, hardware, dtype, depth, divides=columns < every, packs=packs)
+    if any(map(_is_shift, walk(op.body))):
+        height = _tallest(rows, strip, hardware, dtype)
     inner: list[str] = []
     for axis, size in ((last, strip), (row_axis, height)):
         if axis < 0:
