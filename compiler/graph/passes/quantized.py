@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
-from retune.compiler.graph.ir import Array, Graph, Node
+from retune.compiler.graph.ir import Array, Attribute, Graph, Node
 from retune.compiler.graph.passes.lookup_tables import lookup_of
 from retune.compiler.graph.passes.requantize import ScaleDivider, ScaleWriter, spread
 from retune.compiler.ir.dot import BYTES, OTHER_SIGN
@@ -28,6 +28,10 @@ _PRODUCTS = {"conv2d": "qconv2d", "dense": "qdense", "batch_matmul": "qbatch_mat
 # The largest product of a uint8 and an int8 has the magnitude 255 x 128.
 MOST_PRODUCTS = 2**31 // (255 * 128) - 1
 """Longer sums of products could overflow int32."""
+
+
+_LEAST_TERMS = 16
+"""Shorter sums cost less than the copies of their operands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +210,7 @@ def _batch_product(builder: GraphBuilder, node: Node, a: _Numbers, b: _Numbers) 
     if not b.uniform or builder.value(b.name).dtype not in BYTES or depth > MOST_PRODUCTS // 2:
         return None
     (first, left), (second, right) = _centered(builder, a), _centered(builder, b)
+    first, second = _filled_terms(builder, first, 2), _filled_terms(builder, second, 1)
     whole = builder.emit("qbatch_matmul", [first, second], name=node.name)
     shape = builder.value(whole).shape
     for name, axis, zero in ((first, 2, right), (second, 1, left)):
@@ -218,6 +223,16 @@ def _batch_product(builder: GraphBuilder, node: Node, a: _Numbers, b: _Numbers) 
         number = np.array(left * right * depth, np.int32)
         whole = builder.emit("add", [whole, builder.constant(spread(number, shape), "zeros")])
     return _scaled(builder, node, whole, (a.scale.astype(np.float32) * b.scale.astype(np.float32)).reshape(()))
+
+
+def _filled_terms(builder: GraphBuilder, name: str, axis: int) -> str:
+    """An operand of a product with zeros for a multiple of four terms, which are summed together."""
+    shape = builder.value(name).shape
+    if shape[axis] < _LEAST_TERMS or not shape[axis] % 4:
+        return name
+    after = tuple(-extent % 4 if number == axis else 0 for number, extent in enumerate(shape))
+    attrs: dict[str, Attribute] = {"pads_before": (0,) * len(shape), "pads_after": after, "value": 0.0}
+    return builder.emit("pad", [name], attrs)
 
 
 def _centered(builder: GraphBuilder, numbers: _Numbers) -> tuple[str, int]:
