@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.graph.ir import Attribute, Node, Value
+from retune.compiler.graph.ir import Array, Attribute, Node, Value
 from retune.compiler.graph.passes.rules.shapes import common_factors, reshaped_broadcast, rows_first, transposed_reshape
 from retune.compiler.graph.passes.rules.slice_rules import (
     join_slices,
@@ -206,6 +206,9 @@ def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int
     if not builder.value(name).shape:
         return name
     wanted = reshaped_broadcast(builder.value(name).shape, shape, x.shape)
+    if wanted is None and array is not None and np.broadcast_shapes(array.shape, shape) == shape and _is_uniform(array):
+        # A scale that is repeated for each channel of another axis.
+        return builder.constant(np.full(x.shape[-1:], array.flat[0], array.dtype), name)
     if wanted is None and array is not None and free and x.size <= _MOST_REPEATED:
         if np.broadcast_shapes(array.shape, shape) != shape:
             return None
@@ -213,6 +216,10 @@ def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int
     if wanted is not None and array is None:
         wanted = (*(1 for _ in range(len(x.shape) - len(wanted))), *wanted)
     return None if wanted is None else reshaped(builder, name, wanted)
+
+
+def _is_uniform(array: Array) -> bool:
+    return bool(array.size) and bool((array == array.flat[0]).all())
 
 
 def sink_transpose_of_reshape(builder: GraphBuilder, node: Node) -> str | None:
