@@ -6,19 +6,19 @@ scale) / y scale in float32, rounded to even, shifted by the zero point and clip
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from retune.compiler.codegen.dot_instructions import dot_instructions
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.graph.ir import Graph, Value
+from retune.compiler.graph.ir import Array, Attribute, Graph, Value
 from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.lower.passes import flip_signedness
@@ -27,8 +27,6 @@ from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from tests.support.tiers import long_except
-
-Array = NDArray[np.generic]
 
 _NEEDS = {"x86-64-v2": "sse4.2", "haswell": "avx2", "skylake-avx512": "avx512bw", "cascadelake": "avx512vnni"}
 _TARGETS = ["llvm", *(f"llvm -mcpu={cpu}" for cpu, need in _NEEDS.items() if llvm.get_host_cpu_features().get(need))]
@@ -57,7 +55,7 @@ class _Drawn:
     def __init__(self, rng: np.random.Generator, channels: int) -> None:
         self.rng = rng
         self.left, self.right, self.result = (str(rng.choice(["uint8", "int8"])) for _ in range(3))
-        self.scales = [np.float32(rng.uniform(1e-3, 1e-1)) for _ in range(2)]
+        self.scales = [np.asarray(rng.uniform(1e-3, 1e-1), "float32") for _ in range(2)]
         per_channel = channels if rng.random() < 0.7 else 1
         self.weight_scale = rng.uniform(1e-3, 1e-1, per_channel).astype("float32")
         self.zeros = [
@@ -146,7 +144,9 @@ def _convolution(rng: np.random.Generator) -> Layer:
     left, given = drawn.entered(builder, x)
     scale = drawn.weight_scale if drawn.weight_scale.size > 1 else drawn.weight_scale.reshape(())
     right = drawn.dequantized(builder, builder.constant(w, "w"), scale, drawn.weight_zero)
-    attrs = {"strides": (stride,) * 2, "pads": (pad,) * 4, "dilations": (1, 1), "groups": groups, "layout": "NCHW"}
+    strides, pads = (stride,) * 2, (pad,) * 4
+    attrs: dict[str, Attribute] = {"strides": strides, "pads": pads, "dilations": (1, 1), "groups": groups}
+    attrs["layout"] = "NCHW"
     product = builder.emit("conv2d", [left, right], attrs)
     padded = np.pad(x.astype(np.int64) - int(drawn.zeros[0]), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     windows = sliding_window_view(padded, (kernel, kernel), (2, 3))[:, :, ::stride, ::stride]
@@ -214,9 +214,11 @@ def test_results_of_bytes_have_the_bits_of_the_definition(text: str, seed: int) 
 
 def test_a_fused_or_approximate_operation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     emit, wrong = GraphBuilder.emit, {"rounded_mul": "mul", "true_div": "div"}
-    monkeypatch.setattr(
-        GraphBuilder, "emit", lambda self, op, *args, **named: emit(self, wrong.get(op, op), *args, **named)
-    )
+
+    def emit_wrong(builder: GraphBuilder, op: str, *args: Any, **named: Any) -> str:
+        return emit(builder, wrong.get(op, op), *args, **named)
+
+    monkeypatch.setattr(GraphBuilder, "emit", emit_wrong)
     with pytest.raises(AssertionError, match="schedules"):
         _check("llvm", range(4, 50, 5))
 
