@@ -12,7 +12,7 @@ from retune.compiler.core import config
 from retune.compiler.core.errors import ArtifactError, OptionError
 from retune.compiler.core.options import TuneOptions, flag_of, kinds_of
 from retune.compiler.driver.onnx_export import ExportedModel, check_runtime
-from retune.compiler.graph.precision.layers import Assignment
+from retune.compiler.graph.precision.layers import FLOAT32, Assignment
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
@@ -75,6 +75,8 @@ def compile(
     if dynamic:
         if shapes:
             raise OptionError("shapes fix dynamic inputs: leave them out, or leave out dynamic=True")
+        if precision not in (None, FLOAT32):
+            raise OptionError(f"precision {precision} is for fixed shapes: leave it out, or leave out dynamic=True")
         executable = vm_compiler.compile(known.source, target or HOST, threads=count)
         return Network(executable, known.signature)
     details = {"tolerance": tolerance, "metric": None if callable(metric) else metric}

@@ -43,7 +43,7 @@ SLOW = {
 }
 """Pages whose examples take more than some seconds: they tune, or compile networks."""
 
-LONG = {"cli.md", "onnxruntime.md"}
+LONG = {"cli.md", "onnxruntime.md", "precision.md"}
 """Pages whose examples take more than 3 s of CPU."""
 
 ELSEWHERE = {
