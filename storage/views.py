@@ -60,6 +60,7 @@ RUNS = View(
       "describe" ->> 'target' AS target,
       "describe" ->> 'device' AS device,
       try_cast("describe" ->> 'threads' AS BIGINT) AS threads,
+      coalesce("describe" ->> 'precision', 'float32') AS precision,
       try_cast("describe" ->> 'seed' AS BIGINT) AS seed,
       to_timestamp(started) AS started,
       to_timestamp(completed) AS completed,

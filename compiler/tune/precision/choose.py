@@ -82,8 +82,7 @@ def choose(bench: Bench, request: PrecisionRequest, seed: int = 0) -> PrecisionC
     samples, held_out = hold_out(read_samples(request.calibrate, bench.graph.inputs, seed))
     made = replace(made, warning="" if request.calibrate is not None else _RANDOM.format(bench.graph.name))
     if request.precision == AUTO:
-        with device_lock():
-            return _Auto(bench, request, made, layers, samples, held_out).choose()
+        return _Auto(bench, request, made, layers, samples, held_out).choose()
     chosen = [layer.name for layer in layers if request.precision in layer.forms]
     assignment = Assignment(dict.fromkeys(chosen, request.precision))
     if request.precision == INT8:
@@ -137,7 +136,8 @@ class _Auto:
         whole = Assignment({each.name: INT8 for each in self.layers if INT8 in each.forms})
         self.ranges = _best_ranges(self.bench, whole, self.request, self.samples)
         executors = {form: self._executor(self._all_in(form)) for form in (FLOAT32, *FORMS)}
-        self.times = times_of_layers(executors, names)
+        with device_lock():
+            self.times = times_of_layers(executors, names)
         units = _units(self.layers, kernels_together(executors, names))
         del executors
         faster = {form: [unit for unit in units if self._is_faster(unit, form)] for form in FORMS}
@@ -230,7 +230,8 @@ class _Auto:
         for _ in range(_ATTEMPTS):
             executors = {FLOAT32: self._executor({}), AUTO: self._executor(self._layers_in(chosen))}
             names = [layer.name for layer in self.layers]
-            times = times_of_layers(executors, names)
+            with device_lock():
+                times = times_of_layers(executors, names)
             slower = [
                 unit
                 for unit in chosen
@@ -241,7 +242,8 @@ class _Auto:
             if not slower or not left or self._measure(left) > self.request.allowed:
                 break
             chosen = left
-        seconds = {form: seconds_of(executor) for form, executor in executors.items()}
+        with device_lock():
+            seconds = {form: seconds_of(executor) for form, executor in executors.items()}
         if seconds[AUTO] >= seconds[FLOAT32] or not chosen:
             return self._float32("the network is no faster with layers in bfloat16 or int8 than in float32 here")
         return self._result(chosen, times, seconds)

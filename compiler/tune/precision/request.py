@@ -53,7 +53,8 @@ class PrecisionRequest:
 def require_precision(options: TuneOptions, given: Mapping[str, Any]) -> None:
     """Check what was `given` by name beside the settings. Raises: OptionError for details of float32."""
     # A default that is passed on, as by a deployment, asks for nothing.
-    unused = [name for name in _DETAILS if given.get(name) not in (None, LARGEST)]
+    asked = {name: value for name in _DETAILS if (value := given.get(name)) is not None}
+    unused = [name for name, value in asked.items() if not (isinstance(value, str) and value == LARGEST)]
     if options.precision == FLOAT32 and unused:
         raise OptionError(f"the option {unused[0]} needs a precision: bfloat16, int8 or auto")
 

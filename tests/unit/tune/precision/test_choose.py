@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ def network() -> Graph:
 
 
 @pytest.fixture
-def bench() -> Bench:
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(module, "device_lock", nullcontext)  # tests do not wait for what is measured meanwhile
     return Bench(network(), Target.host(), 1)
 
 
