@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from retune.compiler.core.dtype import BFLOAT16
 from retune.compiler.core.errors import MeasureError
 
 try:
@@ -48,9 +49,14 @@ class OpenVino:
         try:
             # Without copies of the inputs, as our executors run.
             results = self._requests[instance].infer(dict(inputs), share_inputs=True)
-            return [np.asarray(results[output]) for output in self._compiled.outputs]
+            return [_numbers(results[output], output.element_type.to_string()) for output in self._compiled.outputs]
         except Exception as error:  # as above
             raise MeasureError(f"OpenVINO cannot run the model: {_last_line(error)}") from error
+
+
+def _numbers(result: NDArray[np.generic], element: str) -> NDArray[np.generic]:
+    """The elements of an output: OpenVINO calls those of bfloat16 float16."""
+    return np.asarray(result).view(BFLOAT16) if element == "bf16" else np.asarray(result)
 
 
 def _last_line(error: Exception) -> str:

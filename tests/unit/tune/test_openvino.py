@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from retune import compiler
 from retune.compiler.core.errors import MeasureError
@@ -31,6 +32,15 @@ def test_its_default_precision_is_another_peer_where_it_is_not_float32(tmp_path:
     network = compiler.build_network(model).network.save(tmp_path / "tuned.retune")
     comparison = compare_networks({"tuned": network}, model.SerializeToString(), 1, 0)
     assert {each.name for each in comparison.contenders} - {"tuned", REFERENCE} == wanted
+
+
+def test_outputs_of_bfloat16_are_read_as_such() -> None:
+    pytest.importorskip("openvino")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.BFLOAT16, [3]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "net", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (found,) = OpenVino(model.SerializeToString(), 1).run({"x": np.array([-2, 0.5, 3], "bfloat16")})
+    np.testing.assert_array_equal(found.astype(np.float32), [0, 0.5, 3])
 
 
 def test_a_model_that_is_none_is_refused_in_one_sentence() -> None:
