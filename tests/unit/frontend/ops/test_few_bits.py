@@ -10,13 +10,21 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import retune
+from retune.compiler import te
 from retune.compiler.core.dtype import NARROW_INTEGERS, finite_limit
 from retune.compiler.core.target import Target
+from retune.compiler.driver.build import build_kernel
 from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.frontend.importer import load_model
 from retune.compiler.graph.pipeline import optimize
-from retune.compiler.ops import few_bits
+from retune.compiler.ops import OPS, few_bits
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default.cpu import default_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.te.evaluate import evaluate as te_evaluate
 from tests.support.contributed.case import Case, Draw
+from tests.support.fenced import fenced
 from tests.support.tiers import long_rows
 
 Array = np.ndarray[Any, Any]
@@ -164,3 +172,24 @@ def test_other_readers_of_a_dequantized_matrix_unpack_it(axis: int) -> None:
     x = np.random.default_rng(1).standard_normal((1, columns)).astype("float32")
     expected: Any = ReferenceEvaluator(model).run(None, {"x": x})
     np.testing.assert_allclose(retune.compile(model)(x), expected[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_kernels_read_nothing_beyond_packed_weights(bits: int) -> None:
+    """Of ragged columns, packed by the kernel and not, between fences."""
+    rng, held = np.random.default_rng(bits), 8 // bits
+    for columns in (1, 5, 17, 33, 70):
+        arrays = [
+            rng.standard_normal((3, 6 * held)).astype("float32"),
+            rng.integers(0, 256, (2, 3, columns), np.uint8),
+            *(rng.uniform(0.1, 0.3, (2, columns)).astype("float32") for _ in range(2)),
+        ]
+        inputs = [te.placeholder(array.shape, array.dtype.name, f"x{i}") for i, array in enumerate(arrays)]
+        for constants in (frozenset(), frozenset(inputs[1:])):
+            y = OPS["dense_bits"].tensor(inputs, {"bits": bits}, name="y", constants=constants)
+            dag, target = ComputeDAG([*inputs, y]), Target.host()
+            hardware = hardware_of(target, 1)
+            task = SearchTask("t", dag, target, hardware)
+            found = fenced(build_kernel(task, default_steps(dag, hardware), "kernel"), arrays)
+            (expected,) = te_evaluate([y], dict(zip(inputs, arrays, strict=True)))
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
