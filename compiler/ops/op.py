@@ -29,7 +29,7 @@ Operand = Tensor | Const
 class FusionKind(Enum):
     """How an operator may share a kernel with its neighbors."""
 
-    ELEMENTWISE = "elementwise"  # result element i reads operand element i
+    ELEMENTWISE = "elementwise"  # result element i reads operand element i, and tables
     BROADCAST = "broadcast"  # as above, after broadcasting
     INJECTIVE = "injective"  # each result element reads one operand element
     REDUCTION = "reduction"  # each result element reads many

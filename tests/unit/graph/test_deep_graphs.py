@@ -78,7 +78,7 @@ def test_groups_are_bounded_in_size_where_values_are_read_twice() -> None:
 def test_operators_that_repeat_an_operand_are_known() -> None:
     """What fusion counts is what the operators' expressions read."""
     for op, spec in OPS.items():
-        if spec.kind is FusionKind.ELEMENTWISE:
+        if spec.kind is FusionKind.ELEMENTWISE and op != "lookup":  # which reads a table, too
             for dtype in ("float32", "int32", "bool"):
                 usual: dict[type, Attribute] = {int: 1, float: 0.5, bool: True, str: "int8", tuple: (0,)}
                 attrs = {key: usual[kind] for key, kind in spec.attrs.items()}
