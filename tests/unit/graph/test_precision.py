@@ -176,3 +176,21 @@ def test_a_weight_of_zeros_stays_zero() -> None:
     numbers, scale = quantized_weight(np.zeros((3, 2), np.float32), 1)
     assert not numbers.any()
     assert np.isfinite(1 / scale).all()
+
+
+@pytest.mark.parametrize("form", [INT8, DYNAMIC])
+def test_products_of_bytes_are_exact(form: str) -> None:
+    builder = GraphBuilder("one", [Value("x", (5, 12), "float32")])
+    array = weight(12, 7)
+    graph = prepare(builder.finish({"y": builder.emit("dense", ["x", builder.constant(array, "w")])}))
+    x = RNG.standard_normal((5, 12)).astype(np.float32)
+    numbers, factors = quantized_weight(array, 1)
+    if form == DYNAMIC:  # a scale for each row, and no zero point
+        scale, zero = np.abs(x).max(axis=1, keepdims=True).astype(np.float64) / 127, 0
+    else:
+        encoding = Bytes.of(float(x.min()), float(x.max()))
+        scale, zero = np.float64(encoding.scale), encoding.zero
+    stored = np.round(x / scale) + zero
+    wanted = (stored - zero) @ numbers.astype(np.int64) * scale * factors
+    for result in (assigned(graph, x, form), optimize(assigned(graph, x, form))):
+        np.testing.assert_allclose(evaluate(result, {"x": x})[0], wanted, rtol=1e-5, atol=1e-6)

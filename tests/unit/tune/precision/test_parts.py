@@ -48,6 +48,11 @@ def test_a_knapsack_without_budget_takes_what_is_free() -> None:
     assert choose_options([[Option(1.0, 0.0)], [Option(9.0, 1e-9)]], 0.0) == [0, None]
 
 
+def test_costs_that_fill_a_knapsack_but_for_a_trifle_do_not_exceed_it() -> None:
+    halves = [[Option(1.0, 0.50001)], [Option(1.0, 0.50001)]]
+    assert sum(option.cost for option in choose_within(halves, 1.0)) <= 1.0
+
+
 def test_errors_of_known_outputs() -> None:
     wanted, made = np.asarray([[1.0, -4.0], [2.0, 0.0]]), np.asarray([[1.0, -3.0], [2.0, 3.0]])
     errors = {name: error_of(name, [[made]], [[wanted]]) for name in METRICS}
