@@ -13,9 +13,9 @@ from math import prod
 from benchmarks.nvdisasm import CodeLoop, Instruction, KernelCode
 from retune.compiler.core.gpu_facts import GpuFacts
 from retune.compiler.ir.expr import Binary, BinaryOp
-from retune.compiler.ir.kernel import WARP, Kernel
+from retune.compiler.ir.kernel import Kernel
 from retune.compiler.ir.stmt import For, LoopKind, Stmt, Store, inner_stmts
-from retune.compiler.ir.tensor_core import Mma, WarpgroupMma
+from retune.compiler.ir.tensor_core import WARP, Mma, WarpgroupMma
 
 _PARTS = 4
 """Schedulers of a multiprocessor, each of which starts an instruction of a warp in a cycle."""

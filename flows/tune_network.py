@@ -76,7 +76,7 @@ def tune(job: TuneJob, network: ImportedNetwork | None = None) -> Report:
         # Completed before the page: a fault in drawing it must not make the next command repeat the run.
         chain.run(complete_run, run.run_id, job.place, report.summary(), report.files)
         facts = chain.run(write_page, run.run_id, job.place, job.run_folder(run.run_id))
-        chain.run(show_report, report, facts.course)
+        chain.run(show_report, report, facts.progress)
     return report
 
 

@@ -18,14 +18,15 @@ from retune.storage.store_url import Place
 def find_programs(
     extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None
 ) -> tuple[dict[str, TaskProgram], dict[str, list[TaskProgram]]]:
-    """The program that serves each task of a network on this machine, by task key, with the time that counts for it,
-    infinite where another way to compute the same is known to be faster; and those that may serve a task where that
-    cannot be built, the fastest first. For a GPU that this machine lacks the records of all machines count.
+    """Two maps by task key, from the records of this machine: the best program, and the substitutes, fastest first,
+    that are tried in order if the best cannot be built. For a GPU that this machine lacks the records of all machines
+    count.
 
-    The program that a run confirmed last serves, since the fastest record of hundreds may have been a disturbed timing,
-    or wrong in a fresh process. It does so until a later record is faster than it was confirmed. A task that no run
-    confirmed, as of an interrupted run, has its fastest record. Of several ways to compute a layer a run confirms one.
-    No program measured before a run confirmed a slower one is among the others: it may have been found wrong.
+    The best program is the one that a run confirmed last: the fastest record of hundreds may be a disturbed timing, or
+    its program wrong in a fresh process. A later record that is faster than the confirmation replaces it. Without a
+    confirmation, as after an interrupted run, the fastest record is best. Of several tasks that compute the same layer
+    a run confirms one; the best programs of the others have infinite seconds, so that they are not chosen.
+    A program measured before a run confirmed a slower one is no substitute: it may have been found wrong.
     Raises: StoreError.
     """
     store, scope = ParquetRecordStore(home), record_scope(extracted, gpu)
@@ -57,7 +58,7 @@ def _newest(records: Iterable[MeasureRecord]) -> MeasureRecord | None:
 
 
 def _serving(rows: Sequence[MeasureRecord], newest: MeasureRecord | None, fastest: MeasureRecord) -> TaskProgram:
-    """The program of a task with the records `rows`, where its layer has the `newest` confirmation."""
+    """The best program of a task with the records `rows`; `newest` is the newest confirmation of its layer."""
     if newest is None:
         return TaskProgram.of(fastest)
     later = [row for row in rows if row.timestamp > newest.timestamp and row.seconds < newest.seconds]

@@ -46,8 +46,8 @@ class ProgressBar:
 
 
 @task(name="show-report", task_run_name="show-report", cache_policy=NO_CACHE)
-def show_report(report: Report, course: tuple[tuple[float, float], ...]) -> None:
-    """Show a finished run; `course` is the estimated latency of the network by seconds spent."""
+def show_report(report: Report, progress: tuple[tuple[float, float], ...]) -> None:
+    """Show a finished run; `progress` pairs seconds spent with the estimated latency of the network."""
     network = str(report.request["network"])
     create_markdown_artifact(report.markdown(), key=key_of("report", network), description="Tuning report")
     rows = [dict(zip(KERNEL_HEADINGS, row, strict=True)) for row in report.kernel_table()]
@@ -55,7 +55,10 @@ def show_report(report: Report, course: tuple[tuple[float, float], ...]) -> None
     latencies = {each.name: each.seconds for each in report.comparison.contenders}
     charts = {
         "latency": (latency_chart(latencies, alone=True), "Latency, untuned, tuned, and in other libraries"),
-        "course": (network_chart(course, latencies, alone=True), "Estimated latency of the network while it was tuned"),
+        "course": (
+            network_chart(progress, latencies, alone=True),
+            "Estimated latency of the network during tuning",
+        ),
     }
     for kind, (chart, description) in charts.items():
         if chart:

@@ -41,7 +41,7 @@ def offload_network(name_or_path: str, *, shapes: Mapping[str, Sequence[int]] | 
 def load_network_program(
     name_or_path: str, *, shapes: Dimensions | None = None, constants: Constants | None = None
 ) -> Program:
-    """Import a network whose shapes or course need not be known before it runs.
+    """Import a network with dynamic shapes or control flow.
 
     `shapes` gives dimensions to inputs, `constants` fixes inputs for good: see `load_program`.
     Raises: ModelFormatError or UnsupportedOperatorError with one sentence.
@@ -63,7 +63,7 @@ def network_bytes(name_or_path: str) -> bytes:
 
 
 def _model_of(name_or_path: str) -> tuple[onnx.ModelProto | Path, str | None]:
-    """A network of the zoo and its name; or the path of a file, which names its network itself."""
+    """The model and its name, for a network of the zoo; the path and None for a file, whose stem names the network."""
     if name_or_path in zoo.NAMES:
         return zoo.build(name_or_path), name_or_path
     if Path(name_or_path).is_dir():

@@ -20,9 +20,6 @@ Extents = tuple[int, int, int]
 INDICES = {kind: Var(str(kind)) for kind in (*BLOCK_KINDS, *THREAD_KINDS)}
 """The number of the block, and of the thread in it, along each dimension."""
 
-WARP = 32
-"""Threads that run in step, on every NVIDIA GPU."""
-
 WORD = 4
 """Bytes of a register."""
 

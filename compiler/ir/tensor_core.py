@@ -30,7 +30,7 @@ from retune.compiler.core.dtype import BFLOAT16, item_bytes
 from retune.compiler.ir.expr import BOOL, Buffer, Const, Expr
 
 WARP = 32
-"""Threads of a warp."""
+"""Threads that run in step, on every NVIDIA GPU."""
 ROWS, COLUMNS = 16, 8
 """Rows and columns of the sums of an instruction."""
 MATRIX = 8

@@ -17,19 +17,22 @@ from retune.compiler.te.tensor import Tensor
 
 
 def _conv_transpose2d(call: OpCall) -> Lowered:
-    """Pads after may be negative, where the result goes on. Only channels-last tensors are built."""
+    """`pads` are cut off the result; a negative pad after it appends zeros.
+
+    The pass `ChannelsLast` precedes lowering, so only channels-last tensors are built.
+    """
     x, weight = call.types
     axes, last = require_layout(call, 2), is_channels_last(call)
     fits = len(weight.shape) == 4 and weight.dtype == x.dtype
     call.require(fits, "the weight must have four dimensions and the dtype of the first operand")
-    taken, made, *kernel = (*weight.shape[2:], *weight.shape[:2]) if last else weight.shape
+    in_channels, out_channels, *kernel = (*weight.shape[2:], *weight.shape[:2]) if last else weight.shape
     strides, pads = call.ints("strides"), call.ints("pads")
     fits = len(strides) == 2 and len(pads) == 4 and min(*strides, pads[0] + 1, pads[1] + 1) > 0
     call.require(fits, "strides and the pads in front must be for two dimensions and not be negative")
-    call.require(x.shape[3 if last else 1] == taken, f"the weight is for {taken} channels")
+    call.require(x.shape[3 if last else 1] == in_channels, f"the weight is for {in_channels} channels")
     extents = tuple((x.shape[axis] - 1) * strides[i] + kernel[i] - pads[i] - pads[2 + i] for i, axis in enumerate(axes))
     call.require(all(extent > 0 for extent in extents), "nothing is left of the result")
-    shape = (x.shape[0], *extents, made) if last else (x.shape[0], made, *extents)
+    shape = (x.shape[0], *extents, out_channels) if last else (x.shape[0], out_channels, *extents)
 
     def build(data: Tensor, taps: Tensor) -> Tensor:
         if not last:
@@ -40,13 +43,15 @@ def _conv_transpose2d(call: OpCall) -> Lowered:
 
 
 def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
-    """y[s * i + k - pad] += x[i] * w[k], phase by phase."""
+    """y[s * i + k - pad] += x[i] * w[k], phase by phase: phase a has the elements y with (y + pad) % s == a, which read
+    the taps a, a + s, …
+    """
     strides, before = call.ints("strides"), call.ints("pads")[:2]
     kernel, inputs = weight.shape[:2], weight.shape[2]
-    # A phase has up to ceil(K / s) taps; those that the last phases lack are zeros.
+    # A phase has ceil(K / s) taps, of which the last is zero in phases that have one tap less.
     taps = tuple(-(-size // stride) for size, stride in zip(kernel, strides, strict=True))
     windows = tuple(-(-extent // stride) for extent, stride in zip(shape[1:3], strides, strict=True))
-    # Element y of a phase reads y - ry: its first taps reach before the input.
+    # Element y of a phase reads x[y + shift - ry], so that its first elements read before the input.
     low = tuple(count - 1 for count in taps)
     high = tuple(
         max(0, window - have + -(-cut // stride))
@@ -59,11 +64,11 @@ def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Te
     def phase(n: Expr, a: Expr, b: Expr, y: Expr, x: Expr, c: Expr) -> Expr:
         row, column = a + ry * strides[0], b + rx * strides[1]
         tap: Expr = weight[row, column, rc, c]
-        beyond = [
+        tap_exists = [
             index < size for index, size, stride in zip((row, column), kernel, strides, strict=True) if size % stride
         ]
-        if beyond:
-            tap = te.if_then_else(te.logical_and(*beyond), tap, 0.0)
+        if tap_exists:
+            tap = te.if_then_else(te.logical_and(*tap_exists), tap, 0.0)
         # The first element of phase a that is not cut off: ceil((cut - a) / stride).
         shifts = [
             (cut + stride - 1 - index) // stride for index, cut, stride in zip((a, b), before, strides, strict=True)
@@ -91,7 +96,7 @@ def _conv_transpose2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     full = [(n - 1) * stride + size for n, stride, size in zip(x.shape[1:3], strides, kernel, strict=True)]
     longer = [max(0, -pad) for pad in pads[2:]]
     whole = np.zeros((x.shape[0], full[0] + longer[0], full[1] + longer[1], weight.shape[3]), x.dtype)
-    # The definition: every tap adds a product, moved by its place and spread by the stride.
+    # The definition: every tap adds a product, offset by the tap's index and spread by the stride.
     for row, column in np.ndindex(*kernel):
         rows = slice(row, row + full[0] - kernel[0] + 1, strides[0])
         columns = slice(column, column + full[1] - kernel[1] + 1, strides[1])
@@ -116,6 +121,7 @@ def _conv_phases2d(call: OpCall) -> Lowered:
 
 
 def _phases(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
+    """As `_interleaved`, but phase a has the elements y with y % s == a: `SubpixelConv` reorders the weight so."""
     strides, cuts = call.ints("strides"), call.ints("pads")
     windows, inputs = (shape[1], shape[3]), weight.shape[2]
     taps = tuple(size // stride for size, stride in zip(weight.shape[:2], strides, strict=True))
@@ -131,17 +137,17 @@ def _phases(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
     axes = [axis for axis in (ry, rx, channels) if axis is not None]
     row, column = (te.const(0) if axis is None else axis for axis in (ry, rx))
 
-    def read(phase: Expr, dim: int) -> Expr:
-        """How far after its own number an element of the phase begins to read."""
+    def shift(phase: Expr, dim: int) -> Expr:
+        """Element y of the phase reads its first tap's factor at y plus this shift, in the padded input."""
         stride, cut = strides[dim], cuts[dim]
         if cut % stride == 0:
             return te.const(low[dim] + cut // stride)
         # With stride 2 and an odd cut this equals the quotient, and is affine in the phase.
-        begun = phase + cut // stride if stride == 2 else (phase + cut) // stride
-        return begun + low[dim]
+        quotient = phase + cut // stride if stride == 2 else (phase + cut) // stride
+        return quotient + low[dim]
 
     def element(n: Expr, y: Expr, a: Expr, x: Expr, b: Expr, c: Expr) -> Expr:
-        value = padded[n, y + read(a, 0) - row, x + read(b, 1) - column, channels]
+        value = padded[n, y + shift(a, 0) - row, x + shift(b, 1) - column, channels]
         tap = weight[a + row * strides[0], b + column * strides[1], channels, c]
         return summed_product(call.out_dtype or data.dtype, value, tap, axes)
 

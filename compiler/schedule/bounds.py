@@ -20,6 +20,7 @@ from retune.compiler.schedule.inlining import inlined_stages, reads_of
 from retune.compiler.schedule.linear import Linear, LoopKey, linearize
 from retune.compiler.schedule.relations import loop_sizes, rejoined, unsplit
 from retune.compiler.schedule.state import (
+    SHARED_SUFFIX,
     Annotation,
     Attached,
     Family,
@@ -154,7 +155,7 @@ def _fixed(stage: Stage, outer: Sequence[Loop]) -> set[LoopKey]:
     """The loops around a stage that are fixed while it is computed once: all, except that a stage shared by the threads
     of a GPU block is computed for all threads together.
     """
-    shared = stage.op.name.endswith(".shared")
+    shared = stage.op.name.endswith(SHARED_SUFFIX)
     return {loop.key for loop in outer if not (shared and loop.annotation in _THREADS)}
 
 

@@ -13,6 +13,9 @@ from retune.compiler.ir.affine import Number as Number
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp, Operation, PlaceholderOp
 
+SHARED_SUFFIX = ".shared"
+"""The end of the names of stages that the threads of a GPU block fill together: `CacheRead` appends its scope."""
+
 
 class IterKind(IntEnum):
     """What a loop runs over."""

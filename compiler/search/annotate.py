@@ -15,13 +15,12 @@ from retune.compiler.ir.tensor_core import COPY_BYTES
 from retune.compiler.schedule.access import needs_multi_level_tiling
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.inlining import inline_body
-from retune.compiler.schedule.state import Annotation, Attached, IterKind, Root, State, replay
+from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation, Attached, IterKind, Root, State, replay
 from retune.compiler.schedule.steps import Annotate, FollowFusedSplit, Fuse, Pipeline, Rfactor, Split, Step, steps_of
 from retune.compiler.search.factorize import prime_factors
 from retune.compiler.search.rules import SketchContext
 from retune.compiler.search.rules.base import CPU_SEARCH, GPU_SEARCH
 from retune.compiler.search.rules.facts import (
-    SHARED,
     UNROLL_INNER,
     has_cross_thread_reduction,
     named_loops,
@@ -88,7 +87,7 @@ def _bound(state: State, context: SketchContext) -> State:
         elif isinstance(described.location, Root):
             bind = _bound_tiles if stage in roots else _bound_plain
             state = bind(state, stage, context)
-        elif isinstance(described.location, Attached) and described.op.name.endswith(SHARED):
+        elif isinstance(described.location, Attached) and described.op.name.endswith(SHARED_SUFFIX):
             state = _fetched_together(state, stage, described.location.stage)
     return state
 
@@ -148,7 +147,7 @@ def _pipelined(state: State, context: SketchContext) -> State:
     loops = {
         (stage.location.stage, stage.location.iter)
         for number, stage in enumerate(state.stages)
-        if isinstance(stage.location, Attached) and stage.op.name.endswith(SHARED) and _is_copy(state, number)
+        if isinstance(stage.location, Attached) and stage.op.name.endswith(SHARED_SUFFIX) and _is_copy(state, number)
     }
     for reader, loop in sorted(loops):
         described = state.stages[reader]

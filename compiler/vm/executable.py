@@ -115,7 +115,8 @@ class Executable:
     @property
     def stats(self) -> str:
         """How many functions, constants, regions and statements there are."""
-        shapes = [list(array.shape) for array in self.program.constants.values()] + list(self.late)
+        shapes = [list(array.shape) for array in self.program.constants.values()]
+        shapes += [list(facts.shape) for facts in self.late.values()]
         count = sum(len(function.body) for function in self.program.functions.values())
         return (
             f"Executable: {len(self.globals)} functions ({', '.join(self.globals)}), {count} statements\n"
@@ -129,8 +130,8 @@ class Executable:
     # Constants that are bound later
 
     def get_late_bound_consts(self, byte_limit: int) -> dict[str, Array]:
-        """Take the constants of at least so many bytes out, and give them by their names. They must be bound again
-        before the executable runs.
+        """Remove the constants of at least `byte_limit` bytes and return them by name; they must be bound again before
+        the executable runs.
 
         Raises: OptionError when `byte_limit` is no number of bytes.
         """
@@ -145,7 +146,7 @@ class Executable:
         return taken
 
     def move_late_bound_consts(self, path: str | Path, byte_limit: int) -> None:
-        """Move the constants of at least so many bytes to a file. Raises: ArtifactError when it cannot be written."""
+        """Move the constants of at least `byte_limit` bytes to a file. Raises: ArtifactError if that fails."""
         before = self.program, dict(self.late), set(self._bound)
         try:
             save_param_dict_to_file(self.get_late_bound_consts(byte_limit), path)

@@ -20,10 +20,13 @@ from retune.flows.cli.toplevel import guarded
 
 COMMANDS = {
     "tune": ("tune:tune", "Tune a network, compile it with the best programs found, and report the speedup."),
-    "compile": ("compile:compile_network", "Compile a network with the best records there are, measuring nothing."),
+    "compile": (
+        "compile:compile_network",
+        "Compile a network with the best records there are; only `--precision auto` measures.",
+    ),
     "export": ("export:export", "Export a network to ONNX Runtime: a model, and a library of its custom operators."),
     "networks": ("networks:networks", "List the networks of the zoo."),
-    "run": ("networks:run", "Time a compiled network on inputs of zeros."),
+    "run": ("run:run", "Time a compiled network on inputs of zeros."),
     "explain": (
         "explain:explain",
         "Explain a kernel: its computation, schedule, every pass, code, hot loop, limit and search.",

@@ -1,6 +1,6 @@
-"""Checks of the machine, by files of the kernel and trials.
+"""Checks of the machine: reads files of the Linux kernel, builds a trial kernel, asks the CUDA driver.
 
-A file that is missing, as in a virtual machine, is no fault: the finding says that the fact is unknown.
+A missing file, as in a virtual machine, is no fault: the finding says that the fact is unknown.
 """
 
 import os
@@ -29,9 +29,9 @@ BUSY_LOAD = 0.25
 
 
 def cores(cpus: Path = CPUS, quota: float | None = None) -> Finding:
-    """How many CPUs may be used, and what stands in the way of the others; `quota` is this process's unless given."""
-    usable, there = config.usable_cpus(), os.cpu_count() or 1
-    text = f"{len(usable)} of {there} CPUs may be used ({config.device_name()})"
+    """How many CPUs may be used, and what excludes the others; `quota` is by default that of this process."""
+    usable, total = config.usable_cpus(), os.cpu_count() or 1
+    text = f"{len(usable)} of {total} CPUs may be used ({config.device_name()})"
     quota = quota or config.cpu_quota()
     if quota is not None and quota < len(usable):
         return warn(
@@ -46,7 +46,7 @@ def cores(cpus: Path = CPUS, quota: float | None = None) -> Finding:
             f"{text}; they are {len(siblings)} cores with several hardware threads each",
             f"hardware threads of one core disturb each other's timing: tune with --threads {len(siblings)}",
         )
-    if len(usable) < there:
+    if len(usable) < total:
         return warn("cores", text, "this process is bound to some (taskset, cpuset): unbind it to use the others")
     return ok("cores", text)
 
@@ -100,8 +100,9 @@ def code_generation() -> Finding:
 
 
 def cuda(version: Path = NVIDIA) -> Finding:
-    """Whether there is an NVIDIA GPU, and what is needed to use it. Who can use one need not have all that a driver
-    brings along, as in containers.
+    """Whether there is an NVIDIA GPU, and what is missing to use it.
+
+    A usable GPU is reported even without `version` and nvidia-smi, which containers may lack.
     """
     tools = "" if assembler() else "; no ptxas on the path, which assembles and checks generated code"
     missing = why_not()
@@ -115,25 +116,25 @@ def cuda(version: Path = NVIDIA) -> Finding:
 
 def everything() -> Iterable[Finding]:
     """All findings about the machine, one after the other."""
-    for look in (cores, frequency, load, code_generation, cuda):
-        yield look()
+    for check in (cores, frequency, load, code_generation, cuda):
+        yield check()
 
 
 def _names() -> list[str]:
-    """What the driver's own tool calls the GPUs."""
+    """The names of the GPUs by nvidia-smi; empty without it."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
     command = [tool, "--query-gpu=name", "--format=csv,noheader"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return told.stdout.split("\n")[:-1] if told.returncode == 0 else []
+    return result.stdout.split("\n")[:-1] if result.returncode == 0 else []
 
 
 def _text(path: Path) -> str:
-    """What a small file says; empty where there is none."""
+    """The content of a small file; empty without the file."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -1,6 +1,6 @@
 """The limit of a device on a Prefect server: a global concurrency limit with one slot, which people see and can close.
 
-With no slot left nothing is timed. It is asked for strictly, so a limit that somebody removed is an error.
+While the slot is taken, or somebody set the limit to 0, nothing is timed on the device. A deleted limit is an error.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,11 +14,11 @@ from retune.compiler.measure.processes.device_lock import lock_name
 from retune.compiler.measure.remote.fleet import BUILD, device_queue
 
 LEASE_SECONDS = 60.0
-"""So long a slot stays taken after the process that held it was killed; Prefect takes no shorter time."""
+"""How long a slot stays taken after its holder was killed; the shortest lease that Prefect accepts."""
 
 
 def ensure_limit(name: str, slots: int = 1) -> bool:
-    """Ensure that Prefect has a limit of that name; an existing limit is left as it is. Whether it was made."""
+    """Create the limit `name` unless it exists, with any number of slots; return whether it was created."""
     wanted = GlobalConcurrencyLimitCreate(name=name, limit=slots, active=True)
     with get_client(sync_client=True) as client:
         try:
@@ -29,12 +29,13 @@ def ensure_limit(name: str, slots: int = 1) -> bool:
 
 
 def device_limit(queue: str) -> AbstractContextManager[object]:
-    """Hold the slot of the device of this machine that serves a queue.
+    """Hold the slot of this machine's device that a work queue times on; a queue of builds needs none.
 
     Raises: ConcurrencySlotAcquisitionError when the limit does not exist.
     """
     if queue == BUILD:
         return nullcontext()
+    # A device's queue is called `device_queue(key)`: a prefix and the device's key.
     name = lock_name(queue.removeprefix(device_queue("")))
     # strict: without it Prefect passes silently when nobody has made the limit, and two processes time at once.
     return concurrency(name, occupy=1, strict=True, lease_duration=LEASE_SECONDS)

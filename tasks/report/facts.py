@@ -1,6 +1,6 @@
-"""Everything that a page about a run shows, as plain data, read from a state folder.
+"""The content of a run's report page as plain data, read from a state folder.
 
-An interrupted run has facts too, as far as it came; what was never measured is infinite or missing, not 0.
+An interrupted run has the facts of its finished rounds; what was never measured is infinite or missing, not 0.
 """
 
 import math
@@ -26,9 +26,11 @@ from retune.storage.store_url import Place
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """A run. `latencies` are seconds by contender, `course` the estimated latency by seconds spent, `trials` are the
-    records by task key, in the order in which they were made, `failures` how many of them failed. `missing_rounds` have
-    stored records, but no line of their own that can be read.
+    """The facts of one run.
+
+    `latencies` are seconds by contender, `progress` pairs seconds spent with the estimated latency, `trials` are the
+    records by task key, oldest first, and `failures` is how many of them failed. `missing_rounds` is the number of
+    rounds with stored records whose own line is lost or damaged.
     """
 
     info: RunInfo
@@ -37,7 +39,7 @@ class RunFacts:
     errors: Mapping[str, float | None]
     kernels: tuple[KernelRow, ...]
     limits: MachineLimits | None
-    course: tuple[tuple[float, float], ...]
+    progress: tuple[tuple[float, float], ...]
     trials: Mapping[str, tuple[MeasureRecord, ...]]
     failures: int
     versions: str
@@ -54,7 +56,7 @@ class RunFacts:
 
     @property
     def coverage(self) -> CoverageReport:
-        """What serves the kernels that are used."""
+        """The sources of the programs of the kernels that are used."""
         return CoverageReport.of([row for row in self.kernels if row.used])
 
     @property
@@ -69,8 +71,8 @@ class RunFacts:
 
 
 def find_run(home: Place, wanted: str) -> RunInfo:
-    """The run with this id, or the only run whose id begins or ends like this; "latest" is the newest that has
-    measured something.
+    """The run with this id, or the only run whose id begins or ends with `wanted`; "latest" is the newest
+    that has measured something.
 
     Raises: OptionError when there is none, or more than one.
     """
@@ -93,10 +95,10 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
     """Everything about a run; `folder` is where its report is, when that is not below `home`. Raises: StoreError."""
     report = read_report(home, info, folder)
     rounds = rounds_of(home, info.run_id)
-    told = (*(str(row.get("task_key") or "") for row in rounds), *(row.task_key for row in report.get("tasks", ())))
-    keys = dict.fromkeys(filter(None, told))
+    reported = (*(str(row.get("task_key") or "") for row in rounds), *(row.task_key for row in report.get("tasks", ())))
+    keys = dict.fromkeys(filter(None, reported))
     store = ParquetRecordStore(home)
-    # without a line about a round and without a report every task is searched, in case they were lost
+    # If both the lines of rounds and the report are lost, the records of all tasks are searched for the run's.
     recorded = (record for key in keys or (None,) for record in store.records(task_key=key, run_id=info.run_id))
     records = [record for record in recorded if not record.is_guess]
     # By round first: the clock may have been set back in the middle of a run.
@@ -110,7 +112,7 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
         errors={contender["name"]: contender["error"] for contender in contenders},
         kernels=_kernels(report, records, is_complete=info.is_complete),
         limits=MachineLimits(**limits) if (limits := report.get("limits")) else None,
-        course=tuple(_course(rounds)),
+        progress=tuple(_progress(rounds)),
         trials={key: tuple(record for record in records if record.task_key == key) for key in keys},
         failures=sum(record.status is not MeasureStatus.OK for record in records),
         versions=", ".join(sorted({f"Retune {r.engine_version}, {r.llvm_version}" for r in records})),
@@ -120,11 +122,11 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
 
 
 def moment(seconds: float | None) -> str:
-    """A moment for people, in UTC."""
+    """`seconds` since the epoch as a readable time in UTC."""
     return "-" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _course(rounds: Sequence[Mapping[str, Field]]) -> Iterator[tuple[float, float]]:
+def _progress(rounds: Sequence[Mapping[str, Field]]) -> Iterator[tuple[float, float]]:
     """Seconds spent and estimated latency after every round that has both."""
     for row in rounds:
         elapsed, latency = row.get("elapsed"), row.get("latency")

@@ -78,10 +78,10 @@ def _figures(facts: RunFacts) -> str:
         for name, seconds in facts.latencies.items():
             if name not in ("tuned", "untuned") and math.isfinite(seconds):
                 figures.append((f"{seconds / tuned:.2f}×", f"as fast as {name}"))
-    elif facts.course:
-        figures.append((f"{milliseconds(facts.course[-1][1])} ms", "estimated latency so far"))
+    elif facts.progress:
+        figures.append((f"{milliseconds(facts.progress[-1][1])} ms", "estimated latency so far"))
     figures.append((f"{facts.report.get('trials', facts.trial_count)}", "trials"))
-    elapsed = facts.report.get("elapsed") or (facts.course[-1][0] if facts.course else 0.0)
+    elapsed = facts.report.get("elapsed") or (facts.progress[-1][0] if facts.progress else 0.0)
     figures.append((f"{elapsed / 60:.1f} min" if elapsed >= 90 else f"{elapsed:.0f} s", "of tuning"))
     boxes = "".join(f"<div><b>{escape(value)}</b><span>{escape(words)}</span></div>" for value, words in figures)
     return f'<div class="figures">{boxes}</div>'
@@ -120,7 +120,7 @@ def _latency(facts: RunFacts) -> Iterator[str]:
 
 
 def _progress(facts: RunFacts) -> Iterator[str]:
-    chart = network_chart(facts.course, facts.latencies)
+    chart = network_chart(facts.progress, facts.latencies)
     if facts.missing_rounds:
         lines = "A round is" if facts.missing_rounds == 1 else f"{facts.missing_rounds} rounds are"
         yield f'<p class="bad">{lines} missing here: rounds.jsonl has no readable line of what records show.</p>'

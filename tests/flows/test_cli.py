@@ -22,7 +22,7 @@ from retune.compiler.runtime.ffi.linking import link_objects
 from retune.compiler.tune.extract import ImportedNetwork
 from retune.flows.cli import app as cli
 from retune.flows.cli import exits
-from retune.flows.cli.commands import networks
+from retune.flows.cli.commands import run as run_command
 from retune.flows.parameters import TuneJob
 from tests.support.doubling_network import doubling_network
 from tests.support.flows.command_line import Refused, run
@@ -293,7 +293,7 @@ def test_a_network_for_a_gpu_is_timed_where_there_is_one(
     network, driver = network_with_gpu()
     network.save(folder / "gpu.retune")
     monkeypatch.setattr(executors, "driver", lambda: driver)
-    monkeypatch.setattr(networks, "gpus", driver.devices)
+    monkeypatch.setattr(run_command, "gpus", driver.devices)
     assert run(monkeypatch, "run", "gpu.retune", "--json", "--threads", "1") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["inputs"] == {"b0": {"dtype": "float32", "shape": [16]}}

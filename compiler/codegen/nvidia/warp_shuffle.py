@@ -6,7 +6,7 @@ The hardware moves 32-bit words; narrower values use one word, wider values two.
 from retune.compiler.codegen.types import item_bytes, llvm_type
 from retune.compiler.codegen.values import Emit, Value
 from retune.compiler.core.errors import LoweringError
-from retune.compiler.ir.kernel import WARP
+from retune.compiler.ir.tensor_core import WARP
 
 _WORD_BITS = 32
 _LAST_LANE = 31

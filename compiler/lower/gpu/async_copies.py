@@ -1,8 +1,8 @@
 """Make the copies into shared memory of pipelined loops asynchronous.
 
-Contiguous elements from a multiple of their length on are copied in one piece; others in shorter pieces; a store that
-copies no whole words is unchanged. After the copies of an iteration the thread waits for them. Factors of warpgroups
-need no fence if all of them are copied.
+A vector store becomes one copy if its elements are contiguous and aligned to their total size, else several shorter
+copies; a store that cannot be copied in units of 4 bytes is unchanged. After the copies of an iteration the thread
+waits for them. Warpgroup instructions need no fence if asynchronous copies write all their factors.
 
     before: for k: (vector v in 8: s[t * 8 + v] = select(k < 9, x[k, t * 8 + v], 0); …)
     after:  for k: (copy s[t * 8] = x[k, t * 8] by 8 where k < 9; commit copies; wait for copies but 0; …)
@@ -41,8 +41,8 @@ class AsyncCopies:
 
 
 def _wait_for_copies(body: Stmt) -> Stmt:
-    """The body of a loop, its shared buffers first, in which the thread waits after the last statement that copies."""
-    buffers, parts = _flat(body)
+    """The body of a loop with the allocations of its shared buffers outermost, and a wait after its last copy."""
+    buffers, parts = _split_allocations(body)
     copying = [has_stmt(AsyncCopy, part) for part in parts]
     if not any(copying):
         return body
@@ -55,13 +55,13 @@ def _wait_for_copies(body: Stmt) -> Stmt:
     return allocate(buffers, block(*copies, CommitGroup(), WaitGroup(0), *others))
 
 
-def _flat(stmt: Stmt) -> tuple[list[Buffer], list[Stmt]]:
+def _split_allocations(stmt: Stmt) -> tuple[list[Buffer], list[Stmt]]:
     """The shared buffers of a loop's body, and its statements without their allocations."""
     buffers, inner = allocated(stmt, "shared")
     parts = statements_of(inner)
     if not buffers and len(parts) == 1:
         return [], [stmt]
-    flattened = [_flat(part) for part in parts]
+    flattened = [_split_allocations(part) for part in parts]
     return [*buffers, *(buffer for buffers, _ in flattened for buffer in buffers)], [
         part for _, parts in flattened for part in parts
     ]
@@ -77,7 +77,7 @@ def _copy_vector(loop: For, ranges: Ranges) -> Stmt | None:
             return _copy(store, ranges, lane, loop.extent) or _in_pieces(loop, store, ranges) or loop
         case For(kind=LoopKind.VECTOR):
             body = rewrite_down(loop.body, _COPIES, ranges_inside(loop, ranges))
-            # Copies are not lanes.
+            # Each iteration issues a copy of its own: the loop can no longer be one vector instruction.
             return loop if body is loop.body else replace(loop, kind=LoopKind.UNROLL, body=body)
     return None
 
@@ -134,7 +134,7 @@ def _copy(store: Store, ranges: Ranges, lane: Var, width: int) -> AsyncCopy | No
 
 
 def _is_contiguous(buffer: Buffer, indices: tuple[Expr, ...], lane: Var, width: int) -> bool:
-    """Whether the lanes access contiguous elements, from a multiple of their number on."""
+    """Whether the lanes access contiguous elements, the first at a multiple of their number."""
     if width == 1:
         return True
     position = as_index(flat_index(buffer.shape, indices))

@@ -20,7 +20,7 @@ from retune.compiler.lower.build_loops import LoopBuilder
 from retune.compiler.lower.gpu.cross_thread_reduction import ThreadLoop, plan_cross_thread_reduction
 from retune.compiler.lower.nests import NestLoop, fixed, join_into, loop_var
 from retune.compiler.schedule.access import held_types
-from retune.compiler.schedule.state import Annotation, Attached, State
+from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation, Attached, State
 from retune.compiler.te.tensor import ComputeOp, ExternOp, Reduce
 
 _THREADS = {
@@ -28,7 +28,6 @@ _THREADS = {
     Annotation.THREAD_Y: LoopKind.THREAD_Y,
     Annotation.THREAD_Z: LoopKind.THREAD_Z,
 }
-_SHARED = ".shared"
 MOST_HELD = 255
 """Most sums of a thread at a time: it has no more registers."""
 
@@ -72,7 +71,7 @@ class KernelBuilder(LoopBuilder):
     def scope_of(self, stage_id: int) -> str:
         """Shared by the threads of a block, or local to one thread."""
         among_threads = any(loop.annotation in _THREADS for loop in self.bounds[stage_id].outer)
-        named = self.state.stages[stage_id].op.name.endswith(_SHARED)
+        named = self.state.stages[stage_id].op.name.endswith(SHARED_SUFFIX)
         return "shared" if named or not among_threads else "local"
 
     def loops_of(self, stage_id: int) -> list[NestLoop]:

@@ -18,9 +18,9 @@ from math import prod
 from typing import TypeVar
 
 from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
-from retune.compiler.ir.kernel import WARP
 from retune.compiler.ir.rewrite import allocate
 from retune.compiler.ir.stmt import THREAD_KINDS, For, If, LoopKind, Shuffle, Stmt, block
+from retune.compiler.ir.tensor_core import WARP
 from retune.compiler.lower.nests import (
     NestLoop,
     first_reduction,

@@ -2,8 +2,8 @@
 
 A trial of another size can serve where nothing better is known: `distance` estimates how much slower the workload is.
 
-The layout option of a task is no part of its key, as a program fits all three. But times differ between options
-(rewriting weights in every call takes time), so with a requested option its trials come first.
+A program fits a task with any of the three layout options, so the option is not part of a task's key. Times differ,
+since rewriting weights in every call takes time: trials with the requested option come first.
 """
 
 import json

@@ -9,18 +9,17 @@ from retune.compiler.ir.kernel import WORD
 from retune.compiler.ir.tensor_core import WARP
 from retune.compiler.model.features.buffers import Columns
 from retune.compiler.model.features.nest import Floats, Nest, size_of
-from retune.compiler.model.features.warp import SHARED
-from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
 from retune.compiler.te.tensor import Tensor
 
-_OTHERS = 32.0
-_PER_WORD = 1.25
-"""Registers for indices and operands, and per word of a thread's buffers."""
-
-_AROUND_PRODUCT = 44.0
-"""Registers in addition to the sums and fragments of a product on tensor cores."""
+_OTHER_REGISTERS = 32.0
+"""Registers of a thread for indices and operands."""
+_REGISTERS_PER_WORD = 1.25
+"""Registers for each word of a thread's buffers."""
+_OTHER_TENSOR_REGISTERS = 44.0
+"""Registers of a thread in addition to the sums and fragments of a product on tensor cores."""
 
 _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 
@@ -42,9 +41,9 @@ def is_bound(nest: Nest) -> bool:
 
 
 def is_shared(nest: Nest) -> bool:
-    """Whether the threads of a block share the results of a statement inside another's loops."""
+    """Whether an attached statement's result is in shared memory: by its name, or as no thread loop is around it."""
     outer = nest.source.loops[: nest.depth - nest.source.own]
-    return nest.source.op.name.endswith(SHARED) or not any(loop.annotation in _THREADS for loop in outer)
+    return nest.source.op.name.endswith(SHARED_SUFFIX) or not any(loop.annotation in _THREADS for loop in outer)
 
 
 def shared_tensors(nests: Sequence[Nest]) -> frozenset[Tensor]:
@@ -66,7 +65,7 @@ def gpu_columns(row: int, nests: Sequence[Nest], facts: GpuFacts) -> Columns:
     sources = [other.source for other in kernel]
     product = product_of(sources)
     for name, annotation in _EXTENTS.items():
-        # The lanes of a product on tensor cores are no loop: a warp executes each instruction together.
+        # A product on tensor cores has no loop over threads: a warp executes each instruction together.
         lanes = nest.source is product and annotation is Annotation.THREAD_X
         yield name, np.full(nest.count, float(WARP)) if lanes else _extent(nest, annotation)
     yield "gpu_tensor", float(nest.source is product)
@@ -82,13 +81,17 @@ def gpu_columns(row: int, nests: Sequence[Nest], facts: GpuFacts) -> Columns:
             local = local + _buffer_bytes(other) * _extent(other, Annotation.VTHREAD)
     yield "gpu_shared_bytes", shared
     yield "gpu_local_bytes", local
-    per_word, other_registers = (_PER_WORD, _OTHERS) if product is None else (1.0, _AROUND_PRODUCT)
+    per_word, other_registers = _REGISTERS_PER_WORD, _OTHER_REGISTERS
+    if product is not None:
+        per_word, other_registers = 1.0, _OTHER_TENSOR_REGISTERS
     yield "gpu_registers", other_registers + per_word * local / WORD
 
 
 def _extent(nest: Nest, annotation: Annotation) -> Floats:
-    """(B,): blocks or threads of the loops with this annotation: 1 without, those of the innermost stage that has them.
-    Virtual threads of several stages multiply.
+    """(B,): the product of the extents of the loops with this annotation; 1 if there is none.
+
+    An attached stage runs on the threads of the stage around it, so blocks and threads count for the innermost stage
+    that has them only. Virtual threads are loops of one thread, so those of all stages multiply.
     """
     bound = [index for index, loop in enumerate(nest.source.loops) if loop.annotation is annotation]
     if bound and annotation is not Annotation.VTHREAD:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retune.compiler.core.gpu_facts import GpuFacts
-from retune.compiler.ir.kernel import WARP
+from retune.compiler.ir.tensor_core import WARP
 from retune.compiler.model.features.buffers import Columns, pick
 from retune.compiler.model.features.footprint import Footprint
 from retune.compiler.model.features.nest import Flags, Floats, Nest, product_where

@@ -10,7 +10,7 @@ import numpy as np
 
 from retune.compiler.core.dtype import is_float
 from retune.compiler.core.gpu_facts import GpuFacts
-from retune.compiler.ir.kernel import WARP
+from retune.compiler.ir.tensor_core import WARP
 from retune.compiler.model.features.buffers import Columns
 from retune.compiler.model.features.estimate import operation_cost
 from retune.compiler.model.features.gpu_estimate import Launched

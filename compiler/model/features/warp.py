@@ -9,13 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from retune.compiler.ir.alignment import VECTOR_BYTES
-from retune.compiler.ir.kernel import WARP
+from retune.compiler.ir.tensor_core import WARP
 from retune.compiler.model.features.footprint import Footprint
 from retune.compiler.model.features.nest import Floats, Nest, column
-from retune.compiler.schedule.state import Annotation, Number
-
-SHARED = ".shared"
-"""The suffix of the names of stages that the threads of a block fetch together."""
+from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation, Number
 
 SECTOR = 32
 """Bytes that memory moves together: a quarter of a 128-byte cache line (CUDA C++ Best Practices Guide)."""
@@ -96,7 +93,7 @@ def _fetched_weights(nest: Nest, footprint: Footprint) -> list[Floats] | None:
     """
     source = nest.source
     shape: Sequence[Number] = source.write.shape if footprint.is_write else footprint.tensor.shape
-    if not source.op.name.endswith(SHARED) or len(shape) != len(source.write.shape):
+    if not source.op.name.endswith(SHARED_SUFFIX) or len(shape) != len(source.write.shape):
         return None
     if footprint.is_write and source.write.strides is not None:
         return [column(stride, nest.count) for stride in source.write.strides]

@@ -11,17 +11,16 @@ from math import prod
 import numpy as np
 
 from retune.compiler.core.gpu_facts import GpuFacts, facts_of
-from retune.compiler.ir.kernel import WARP
+from retune.compiler.ir.tensor_core import WARP
 from retune.compiler.lower.gpu.build_kernels import MOST_HELD
 from retune.compiler.lower.gpu.limits import Limit
 from retune.compiler.schedule.bounds import Loop
 from retune.compiler.schedule.contraction import LEFT, RIGHT
-from retune.compiler.schedule.state import Annotation, IterKind, Number
+from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation, IterKind, Number
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.schedule.tensor_nests import copies_of, in_groups, product_of, thread_bytes
 from retune.compiler.search.genome import Mask
 from retune.compiler.search.register_tile import Counts, held_bytes, point_bytes
-from retune.compiler.search.rules.facts import SHARED
 
 _BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
 _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
@@ -182,7 +181,7 @@ def _is_reduction(loop: Loop) -> bool:
 def _is_shared(nest: StageNest) -> bool:
     """Whether the threads of a block share the results of a stage inside another stage's loops."""
     among_threads = any(loop.annotation in _THREADS for loop in outer_loops(nest))
-    return nest.op.name.endswith(SHARED) or not among_threads
+    return nest.op.name.endswith(SHARED_SUFFIX) or not among_threads
 
 
 def _reduction_iterations(nest: StageNest, count: int) -> Counts:

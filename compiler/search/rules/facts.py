@@ -13,7 +13,7 @@ from retune.compiler.schedule.access import (
     single_elementwise_consumer,
 )
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.state import Annotation, Attached, IterKind, State
+from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation, Attached, IterKind, State
 from retune.compiler.schedule.steps import AsMatmul, CacheRead, CacheWrite, Rfactor, Split
 from retune.compiler.search.rules.base import SketchContext
 from retune.compiler.te.tensor import ComputeOp
@@ -21,8 +21,6 @@ from retune.compiler.te.tensor import ComputeOp
 CONST_INDICES = "auto_scheduler_simplify_const_tensor_indices"
 UNROLL_INNER = "auto_scheduler_always_unroll_inner"
 NO_SPLIT = "auto_scheduler_no_split_at_inner"
-SHARED = ".shared"
-"""Suffix of the names of stages that all threads of a GPU block fill together."""
 
 
 def named_loops(state: State, stage: int, attribute: str) -> frozenset[str]:
@@ -54,7 +52,7 @@ def has_cache_write(state: State, stage: int) -> bool:
 def elementwise_consumer(state: State, stage: int) -> int | None:
     """The only, elementwise reader of the stage; shared caches do not count, they belong to their readers."""
     consumer = single_elementwise_consumer(state, stage)
-    if consumer is None or state.stages[consumer].op.name.endswith(SHARED):
+    if consumer is None or state.stages[consumer].op.name.endswith(SHARED_SUFFIX):
         return None
     return consumer
 

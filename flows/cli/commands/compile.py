@@ -61,8 +61,8 @@ def compile_network(
     machine = Target(options.target or HOST)
     threads = threads_of(machine, options.threads)
     require_thread_count(threads)
-    number = gpu_of_key(machine.traits.device)
-    gpu = None if number is None else gpu_here(number)
+    gpu_number = gpu_of_key(machine.traits.device)
+    gpu = None if gpu_number is None else gpu_here(gpu_number)
     if gpu is not None and not machine.arch:
         machine = target_on(machine, gpu)
     path = to or Path(f"{label_of(network)}.retune")
@@ -81,11 +81,11 @@ def compile_network(
     if counts:
         numbers = " and ".join(count(each, "thread") for each in counts)
         lines.insert(2, f"records of these kernels are for {numbers}: `--threads {counts[-1]}` uses them")
-    told = coverage_fields(coverage)
+    fields = coverage_fields(coverage)
     if choice is not None:
         lines.insert(0, choice.text())
-        told["precision"] = choice.to_json()
-    output.say("\n".join(lines), **told, threads_of_records=counts, network=path)
+        fields["precision"] = choice.to_json()
+    output.say("\n".join(lines), **fields, threads_of_records=counts, network=path)
 
 
 add_options(
@@ -111,7 +111,7 @@ def choose_precisions(
 
 
 def coverage_fields(coverage: CoverageReport) -> dict[str, object]:
-    """What `--json` says of a network's kernels."""
+    """The fields of `--json` about a network's kernels."""
     fallbacks = [
         {"kernel": kernel.name, "task_key": kernel.task_key, "uses": kernel.weight, "note": kernel.note}
         for kernel in coverage.fallbacks

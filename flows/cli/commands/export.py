@@ -86,7 +86,7 @@ def export_model(
     Raises: ModelFormatError, DynamicShapeError; UnsupportedOperatorError when no node can be compiled; as
     `export_parts`.
     """
-    library_path(to)
+    library_path(to)  # which rejects a wrong suffix before the work
     if Path(network).exists() and to.resolve() == Path(network).resolve():
         raise OptionError(f"{to} is the model itself; name another file for what is exported")
     offloaded, networks = _compile_parts(network, options, shapes, home)
@@ -99,7 +99,7 @@ def _compile_parts(
     count = threads_of(Target(options.target or HOST), options.threads)
     require_thread_count(count)
     offloaded = offload_network(network, shapes=shapes)
-    # Shared by all parts: their kernels are linked into one library, where each symbol may stand once.
+    # Shared by all parts: their kernels are linked into one library, which may define each symbol once.
     names: set[str] = set()
     networks = []
     for graph in offloaded.parts:

@@ -6,7 +6,7 @@ A shuffle group lies within one warp; a thread outside the block has no value to
 import numpy as np
 from numpy.typing import NDArray
 
-from retune.compiler.ir.kernel import WARP
+from retune.compiler.ir.tensor_core import WARP
 from tests.support.simt.tags import Numbers
 
 

@@ -4,7 +4,7 @@
     x * s + (bias - mean(x) * s), s = scale / sqrt(…)       layer norm of TensorFlow
     x / sqrt(mean(x * x) + epsilon)                         RMS norm
 
-A scale between the parts, as in c * (scale / sqrt(…)), is moved out of them.
+A factor inside such a form, as in c * (scale / sqrt(…)), becomes a multiplication after the normalization.
 """
 
 from retune.compiler.graph.builder import GraphBuilder
@@ -23,16 +23,18 @@ from retune.compiler.graph.passes.rules.patterns import (
     X,
 )
 
-_OVER: dict[str, Attribute | Wanted] = {"axes": Wanted("axes"), "keepdims": True}
+_ANY_AXES: dict[str, Attribute | Wanted] = {"axes": Wanted("axes"), "keepdims": True}
 _EPSILON = Wanted("epsilon")
 
 
 def _mean(x: Pattern) -> Pattern:
-    return Op("reduce_mean", (x,), _OVER)
+    return Op("reduce_mean", (x,), _ANY_AXES)
 
 
 _MEAN = Named("mean", _mean(X))
 _CENTERED = Named("centred", Op("sub", (X, _MEAN)))
+# Both forms of the variance are accepted, E[(x - m)^2] and E[x^2] - m^2; the operator computes the first, which is
+# free of cancellation.
 _DEVIATION = Op(
     "sqrt",
     (
@@ -45,11 +47,11 @@ _DEVIATION = Op(
     ),
 )
 _ROOT_MEAN_SQUARE = Op("sqrt", (Sum((_mean(Product((X, X))),), _EPSILON),))
-# Both variance forms are accepted, E[(x - m)^2] and E[x^2] - m^2: the operator uses the first, which does not cancel.
-_SLOPE = Named("slope", Product((), under=(_DEVIATION,), rest="scale"))
+# TensorFlow writes x * s + (bias - mean(x) * s): both uses of s must be the same value.
+_SCALE_OVER_DEVIATION = Named("scale_over_deviation", Product((), under=(_DEVIATION,), rest="scale"))
 
 
-def _normal(*, centred: bool) -> Write:
+def _write_normalize(*, centred: bool) -> Write:
     def write(builder: GraphBuilder, match: Match, node: Node) -> str:
         attrs = {"axes": match.attrs["axes"], "epsilon": match.attrs["epsilon"], "centred": centred}
         result = builder.emit("normalize", [match.values["x"]], attrs, name=node.name, output=node.output)
@@ -63,11 +65,14 @@ def _normal(*, centred: bool) -> Write:
 
 
 NORMS = (
-    Form(Product((_CENTERED,), under=(_DEVIATION,), rest="scale"), _normal(centred=True)),
+    Form(Product((_CENTERED,), under=(_DEVIATION,), rest="scale"), _write_normalize(centred=True)),
     Form(
-        Sum((Product((X, _SLOPE)), Product((_MEAN, _SLOPE), -1.0), Named("bias"))),
-        _normal(centred=True),
+        Sum((Product((X, _SCALE_OVER_DEVIATION)), Product((_MEAN, _SCALE_OVER_DEVIATION), -1.0), Named("bias"))),
+        _write_normalize(centred=True),
     ),
-    Form(Sum((Product((X, _SLOPE)), Product((_MEAN, _SLOPE), -1.0))), _normal(centred=True)),
-    Form(Product((X,), under=(_ROOT_MEAN_SQUARE,), rest="scale"), _normal(centred=False)),
+    Form(
+        Sum((Product((X, _SCALE_OVER_DEVIATION)), Product((_MEAN, _SCALE_OVER_DEVIATION), -1.0))),
+        _write_normalize(centred=True),
+    ),
+    Form(Product((X,), under=(_ROOT_MEAN_SQUARE,), rest="scale"), _write_normalize(centred=False)),
 )

@@ -116,7 +116,7 @@ def test_figures_add_up(finished: RunFacts) -> None:
     shares = [(one.origin, one.kernels, one.tunable, round(one.share_of_flops, 3)) for one in finished.coverage.shares]
     assert shares == [("record", 9, 9, 0.971), ("guess", 1, 1, 0.029), ("default", 1, 1, 0.0)]
     assert finished.failures == 18
-    assert finished.course[0] == (30.0, 0.05)
+    assert finished.progress[0] == (30.0, 0.05)
     slow = max((one for one in finished.kernels if math.isfinite(one.best_seconds)), key=lambda one: one.best_seconds)
     assert slow.gflops == pytest.approx(slow.flops / slow.best_seconds / 1e9)
 
