@@ -1,4 +1,4 @@
-"""What a person or a deployment asks for: a frozen, checked `TuneJob`, and the options as parameters of functions.
+"""The request of a person or a deployment: `TuneJob`, frozen and checked, and its options as function parameters.
 
 A job holds plain values only, so it travels through Prefect's API.
 """

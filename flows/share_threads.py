@@ -1,4 +1,4 @@
-"""How many instances of a network share the threads of a run that is to bring throughput, found by measuring.
+"""Measures how many instances of a network, which share a run's threads, serve the most requests a second.
 
 Each number that divides the threads is tried with default schedules.
 """

@@ -1,4 +1,4 @@
-"""Models in the forms that people have them in, as something the importer reads: a name of the zoo or an ONNX file."""
+"""Converts a model of any accepted form to what the importer reads: a name of the zoo or an ONNX file."""
 
 import hashlib
 import inspect

@@ -1,7 +1,7 @@
-"""The order of a flow's runs, which Prefect's page of the flow draws as arrows.
+"""The order of the task runs of a flow, which Prefect's UI draws as arrows.
 
-Prefect knows it from what a run waits for. Values do not show it: they go from task to task without Prefect looking
-into them (see `retune.tasks.opaque`).
+Prefect derives the order from the runs that a run waits for, not from values: those pass from task to task without
+Prefect inspecting them (see `retune.tasks.opaque`).
 """
 
 from collections.abc import Callable

@@ -22,11 +22,11 @@ def find_programs(
     that are tried in order if the best cannot be built. For a GPU that this machine lacks the records of all machines
     count.
 
-    The best program is the one that a run confirmed last: the fastest record of hundreds may be a disturbed timing, or
+    The best program is what a run confirmed last: the fastest record of hundreds may be a disturbed timing, or
     its program wrong in a fresh process. A later record that is faster than the confirmation replaces it. Without a
     confirmation, as after an interrupted run, the fastest record is best. Of several tasks that compute the same layer
-    a run confirms one; the best programs of the others have infinite seconds, so that they are not chosen.
-    A program measured before a run confirmed a slower one is no substitute: it may have been found wrong.
+    a run confirms a single task; the best programs of the others have infinite seconds, so that they are not chosen.
+    A program measured before a run confirmed a slower program is no substitute: it may have been found wrong.
     Raises: StoreError.
     """
     store, scope = ParquetRecordStore(home), record_scope(extracted, gpu)

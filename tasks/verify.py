@@ -1,4 +1,4 @@
-"""Tasks that judge what is about to be called best, in fresh processes, by outputs and by time."""
+"""Tasks that verify the best programs, in fresh processes, by their outputs and times, before they are used."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,0 +1,1 @@
+"""Code generation: loop IR to LLVM IR, object code or PTX."""

@@ -1,6 +1,6 @@
-"""The place in a function where code is emitted: its variables, buffers and lanes.
+"""`Emitter`: the context in which code is emitted, with the variables, buffers and vector lanes in scope.
 
-An emitter is a value: a place further inside has another emitter, and nothing is restored when that ends.
+An emitter is immutable: a nested scope gets an emitter of its own, so nothing is restored at its end.
 """
 
 from abc import ABC, abstractmethod

@@ -1,1 +1,1 @@
-"""Errors, element types, targets and settings: what every other room builds on."""
+"""Errors, element types, targets and settings, which all other packages of the compiler use."""

@@ -1,7 +1,7 @@
-"""Settings: what a person sets once, from defaults, a file, the environment and flags.
+"""Settings of a user, merged from defaults, a file, the environment and flags.
 
-The later of these four wins, setting by setting. A field of `Settings` or of its base `TuneOptions` is all it takes to
-make a setting known in the file, in the environment and to `retune config`.
+The later of these four wins, setting by setting. To add a setting, add a field to `Settings` or to its base
+`TuneOptions`: the file, the environment and `retune config` then know it.
 """
 
 import difflib

@@ -1,4 +1,4 @@
-"""Builds functions of arrays: a computation goes in, what it compiles to is loaded and called with arrays."""
+"""Builds functions of arrays: compiles a computation, loads its kernel and calls it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

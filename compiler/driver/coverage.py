@@ -1,6 +1,6 @@
-"""How much of a compiled network each origin of programs serves.
+"""Coverage of a compiled network: the shares of its calls and FLOPs by origin of the programs, such as records.
 
-Shares are of all kernels, those that are not worth tuning too, and add up to 1.
+Shares are of all kernels, also those that are not worth tuning, and add up to 1.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,10 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one origin serves: distinct `kernels`, `calls` of them in a run, operations of these calls, and which share
-    of all calls and of all operations that is. So many of the kernels are worth tuning, `tunable`.
+    """The kernels whose programs have one origin: `kernels` is the number of distinct kernels, `tunable` of
+    those worth tuning.
+
+    `calls` and `flops` count one run of the network; the shares are of all its calls and FLOPs.
     """
 
     origin: ProgramSource

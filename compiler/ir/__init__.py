@@ -1,0 +1,1 @@
+"""Loop IR of kernels: expressions, statements, index algebra and simplification."""

@@ -1,0 +1,1 @@
+"""Lowers scheduled states to loop IR, and runs the passes over it."""

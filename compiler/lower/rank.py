@@ -1,9 +1,10 @@
-"""Reductions that count how many elements of an axis come before each: ranks, by a merge sort.
+"""Lowers reductions that rank the elements of an axis to a merge sort.
 
     before: for i: for r: rank[i] = rank[i] + (1 if r comes before i else 0)
     after:  sort runs of 32 elements by counting; merge them to runs of 64, 128, …; for p: rank[order[p]] = p
 
-The order is total, so the ranks are the same, in n log n comparisons instead of n^2.
+A rank is the number of elements that come before. The order is total, so both give the same ranks; the sort needs
+n log n comparisons instead of n^2.
 """
 
 from collections.abc import Mapping, Sequence

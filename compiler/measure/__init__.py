@@ -1,1 +1,1 @@
-"""Builds and times candidate programs in worker processes, and describes what came of it as records."""
+"""Builds and times candidate programs in worker processes, and returns the results as records."""

@@ -1,4 +1,4 @@
-"""The operators of graphs, one module a family; an operator is said there and nowhere else.
+"""The graph operators, one module a family; a module defines all of its operators: checks, lowering, NumPy meaning.
 
 `OPS` is the table name -> `Op`. A new operator is one `Op` in the module of its family.
 """

@@ -17,10 +17,7 @@ from retune.compiler.te.tensor import Tensor
 
 
 def _conv_transpose2d(call: OpCall) -> Lowered:
-    """`pads` are cut off the result; a negative pad after it appends zeros.
-
-    The pass `ChannelsLast` precedes lowering, so only channels-last tensors are built.
-    """
+    """`pads` are cut off the result; a negative pad after it appends zeros. Only channels-last is lowered."""
     x, weight = call.types
     axes, last = require_layout(call, 2), is_channels_last(call)
     fits = len(weight.shape) == 4 and weight.dtype == x.dtype
@@ -48,7 +45,7 @@ def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Te
     """
     strides, before = call.ints("strides"), call.ints("pads")[:2]
     kernel, inputs = weight.shape[:2], weight.shape[2]
-    # A phase has ceil(K / s) taps, of which the last is zero in phases that have one tap less.
+    # A phase has ceil(K / s) taps, of which the last is zero in phases with fewer taps.
     taps = tuple(-(-size // stride) for size, stride in zip(kernel, strides, strict=True))
     windows = tuple(-(-extent // stride) for extent, stride in zip(shape[1:3], strides, strict=True))
     # Element y of a phase reads x[y + shift - ry], so that its first elements read before the input.

@@ -1,4 +1,4 @@
-"""Products of matrices and contractions: one reduction that reads operands where their elements lie."""
+"""Matrix products and contractions; each is one reduction that reads its operands in their own layout, uncopied."""
 
 import math
 from collections.abc import Sequence

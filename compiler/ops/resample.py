@@ -1,6 +1,4 @@
-"""Interpolation along axes: every result element is a weighted sum of a few operand elements, at the same places for
-all rows.
-"""
+"""Interpolation along axes: each result element is a weighted sum of a few operand elements, the same for all rows."""
 
 from collections.abc import Sequence
 

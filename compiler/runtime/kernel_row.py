@@ -1,4 +1,4 @@
-"""`KernelRow`: one kernel of a network, in every report, page, table and event and in the file of a network."""
+"""`KernelRow`: the data of one kernel of a network, as reports, tables, events and the network's file hold them."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

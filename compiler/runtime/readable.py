@@ -1,4 +1,4 @@
-"""Figures and names for people and in JSON, and the warning that a busy machine spoiled timings."""
+"""Formats numbers, names and tables for people, and numbers for JSON; also the warning about a busy machine."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -1,0 +1,1 @@
+"""Schedules: compute graphs, states, transform steps and default schedules."""

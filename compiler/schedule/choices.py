@@ -1,4 +1,4 @@
-"""`LoopChoices`: a schedule's choices by stage number, except structure and tile sizes."""
+"""`LoopChoices`: by stage, how many loops run in parallel, whether the last is a vector, and the unroll limit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

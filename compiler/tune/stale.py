@@ -1,7 +1,7 @@
-"""Which network gains most from more tuning, by what the records say of its tasks.
+"""Ranks networks by the speedup that more tuning is expected to bring, estimated from the records of their tasks.
 
-A minute of tuning is expected to bring what its rounds would, each given to the task that gains most. A task gains as
-much as it did when its rounds doubled last, and nothing below the time of the fastest similar task.
+The gain of a minute is the sum over its rounds, each given to the task with the largest gain. Doubling the rounds of a
+task is expected to gain what the last doubling did, but no time below that of the fastest similar task.
 """
 
 import math

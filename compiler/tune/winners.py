@@ -1,4 +1,4 @@
-"""Choice of the program that a task of a compiled network uses: its fastest record, or a top candidate of the search.
+"""Chooses the program of each task of a compiled network: its fastest record, or a top candidate of the search.
 
 The chosen program was the fastest when all were timed in turn, the default schedule among them, and
 gave the right answer in a fresh process after that. Of several tasks that compute the same only the best is chosen.

@@ -1,7 +1,7 @@
-"""Follows dimensions through a program: for each value the numbers and symbols that it most likely has.
+"""Predicts dimensions of a program's values: for each value the numbers and symbols that it most likely has.
 
-The symbolic graphs of regions are made for these. They are no facts, as those of `ShapeFlow` are: a region that meets
-other dimensions when it runs has guards that say so.
+The symbolic graphs of regions are made for the predicted dimensions. Predictions may be wrong, unlike the facts of
+`ShapeFlow`: guards detect a region that runs with other dimensions.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Runs kernels one after the other in one call: between them the interpreter has no part.
+"""Runs a sequence of kernels in one native call, without the interpreter in between.
 
-Arguments are constants, or lie at an offset in one of a few *slots*, whose addresses are given with every call; only
-what has moved since the last call is written again.
+An argument is a constant, or an offset in one of a few *slots*, whose addresses come with every call; only addresses
+that differ from the last call's are written again.
 """
 
 import time

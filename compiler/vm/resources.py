@@ -1,4 +1,4 @@
-"""What all that one virtual machine runs has in common: `VMOptions` and `Resources`."""
+"""`VMOptions` and `Resources`: what all regions and calls of one virtual machine share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
-"""Compiles the regions of an executable for the shapes that turn up.
+"""Compiles the regions of an executable for the input shapes that calls bring.
 
-What a region gives does not depend on whether it was compiled: until it is, NumPy computes it. It stays ready for the
-shapes (and values of determining inputs) that it met last.
+Until a region is compiled NumPy computes it, with equal results. Each region keeps its compiled forms for the shapes
+(and values of inputs that determine shapes) of its last calls.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""What a run at the command line has beside it: Prefect's server, where none is named, and a process that cleans up.
+"""Starts Prefect's server, unless a URL names another, and the reaper process, for a run at the command line.
 
 This module imports nothing of Prefect, so that the server starts while the session imports it: both take seconds.
 """

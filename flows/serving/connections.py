@@ -1,4 +1,4 @@
-"""Bounds of `retune serve` on what clients take: connections, time until a request is there, lines of the log."""
+"""Limits of `retune serve` on its clients: connections, seconds until a request has arrived, lines in the log."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What builds and times the programs of a run: processes of this machine, or the workers of a fleet.
+"""The builder and the runner of a run: processes of this machine, or workers of the fleet.
 
 They are opened once a run; processes that were started for it are gone when the block ends.
 """

@@ -1,4 +1,4 @@
-"""What the operators of every library for ONNX Runtime share: facts of its C interface, and functions.
+"""ONNX Runtime's C interface for custom operators: constants, and LLVM functions that all operators call.
 
 `OrtApi` is a table of functions that later versions append to; `OrtCustomOp` describes an operator. Numbers and order
 are those of `onnxruntime_c_api.h`.

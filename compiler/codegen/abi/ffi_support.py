@@ -1,4 +1,4 @@
-"""What the FFI entries of all kernels share: constants of the C interface, and the functions that check arguments.
+"""The TVM FFI's C interface for entries of kernels: constants, and LLVM functions that check arguments.
 
 The layouts of `TVMFFIAny` (16 bytes: type at 0, value at 8), of objects (a header of 24 bytes) and of DLPack's
 `DLTensor` are those of a 64-bit little-endian machine.

@@ -1,4 +1,4 @@
-"""Joins kernels that move or change single elements with their only reader.
+"""Fuses kernels that only move or change single elements into their only reader.
 
 The reader computes moves and element-wise operators element by element, if the joined kernel has no more loop nests
 than the reader alone: nothing is stored in between.

@@ -1,5 +1,6 @@
-"""Winograd's minimal filtering for groups with a 3x3 convolution of stride 1, or a three-dimensional convolution with
-3x3 taps in the last two: float32, constant weights, channels last.
+"""Winograd's minimal filtering for fused groups with a 3x3 convolution of stride 1, also in three dimensions.
+
+Weights must be constant and tensors float32, channels last; in three dimensions the last two have the 3x3 taps.
 
 F(4x4, 3x3) needs a quarter of the products and four times the weights; F(2x2, 3x3) 4/9 of the products and 16/9 of the
 weights. With few tiles the larger weights cost more than the products save, so then the smaller transform is offered,

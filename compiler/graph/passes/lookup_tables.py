@@ -1,6 +1,6 @@
-"""Tables of functions of one quantized byte: everything between its bytes and the next quantization.
+"""Replaces functions of one 8-bit value, up to the next quantization, by lookups in a table of 256 bytes.
 
-A byte has 256 values, so NumPy computes the function of each at compile time, by the definitions of its operators.
+NumPy computes the table at compile time, by the definitions of the operators in between.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""Multiplies constant matrices ahead: two products or convolutions with at most a shift between them become one.
+"""Merges two consecutive products or convolutions with constant weights, by multiplying the weights.
 
-Products associate, x (A B) = (x A) B; the form with fewer multiplications is kept.
+Products associate, x (A B) = (x A) B, also with a shift in between; the form with fewer multiplications is kept.
 """
 
 import math

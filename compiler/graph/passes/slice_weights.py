@@ -1,7 +1,7 @@
-"""Splits products with constant weights whose slices are read, such as the queries, keys and values of one projection,
-into products with a part of the weights each.
+"""Splits the constant weights of products whose results are read in slices, such as queries, keys and values.
 
-The amount of computation stays; a value that is also read as a whole stays whole.
+Each slice gets a product with its part of the weights, so no values are copied and the amount of computation is the
+same. A product that is also read as a whole is not split.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
-"""Store a row of halves that tensor cores have summed in pieces of 16 bytes.
+"""Widen stores of tensor-core results of 16 bits: lanes of a quad exchange values so that each stores 16 bytes.
 
-Of eight neighbors that an instruction sums each lane of a quad has two, so that the quad would write 16 bytes together,
-half of a memory sector. After lanes have exchanged the values of four instructions, each writes 16 bytes, and the quad
-64.
+An instruction leaves each lane of a quad two of eight adjacent sums, so the quad would store 16 bytes together, half of
+a memory sector. After the lanes have exchanged the values of four instructions, each stores 16 bytes, the quad 64.
 
     before: threadIdx.x t in 32: unroll f in 8: unroll e in 2: y[f * 8 + t % 4 * 2 + e] = c[f, e]
     after:  threadIdx.x t in 32: unroll g in 2: own[8], row[8]: unroll f in 4: unroll e in 2: own[f * 2 + e] =

@@ -1,5 +1,4 @@
-"""Move local buffers too large for the stack into the workspace, one for each iteration of the parallel loop around
-them.
+"""Move local buffers that are too large for the stack into the workspace, one copy per parallel iteration.
 
 before: parallel i: local a[100000]; … a[j] …
 after:  parallel i: … a.large[i, j] …;   workspace a.large[4, 100000]

@@ -1,4 +1,4 @@
-"""Pack constant inputs of free layout in the order of the loops that read them.
+"""Pack packable constant inputs in the order of the loops that read them.
 
 An index of a weight is a sum of loop variables with their strides: `co = co.0 × 32 + co.3`. Packed with one dimension
 for each of these loops, in loop order, the weight is read from one end to the other, which suits the prefetcher and the

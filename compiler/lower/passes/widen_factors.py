@@ -1,10 +1,10 @@
-"""Convert the 16-bit factor that all lanes of a register tile share to float32, a vector of its neighbors at a time.
+"""Convert 16-bit factors of register tiles to float32 by vectors: the factor that all lanes share, for several steps.
 
     before: for k in 64: for i: vector j: acc[i, j] = acc[i, j] + float32(a[i, k]) * b[k, j]
     after:  for k.piece in 4: local wide: float32[.., 16]
               for i: vector l in 16: wide[i, l] = float32(a[i, 16 k.piece + l])
               for k.step in 16: for i: vector j: acc[i, j] = acc[i, j] + wide[i, k.step] * b[16 k.piece + k.step, j]
-Without it each step would convert one number a row, and copy it to all lanes.
+Without the pass each step would convert one number per row and broadcast it to all lanes.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""The right to time on a device of this machine: the kernel's lock on a file.
+"""The exclusive right to time on a device of this machine: a lock of the operating system on a file.
 
 One process at a time has it, of any user; it is released when that process ends. A hanging process keeps it: the
 waiting processes name it, since only a person can decide whether to end it. Another user cannot block it for ever:

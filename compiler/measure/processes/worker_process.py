@@ -1,4 +1,4 @@
-"""Functions that run in another process, which may crash or hang; they are called by dotted path.
+"""Calls functions, named by dotted path, in a worker process, which may crash or hang.
 
 A call ends with a result, the function's exception, `WorkerTimeoutError` or `WorkerLostError`; after either of the last
 two the process and its children are gone, and the next call starts a fresh process. No worker outlives its parent.

@@ -1,4 +1,4 @@
-"""Makes the executor of a network on devices of this machine: it has a memory on the CPU and on each GPU."""
+"""Makes the executor of a network, with a memory on the CPU and on each GPU that it uses."""
 
 from collections.abc import Mapping, Sequence
 

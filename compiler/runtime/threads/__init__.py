@@ -1,1 +1,1 @@
-"""Threads of parallel regions: their runtime, their CPUs, and what else uses these."""
+"""Threads of parallel regions: the OpenMP runtime, their CPUs, and contention by other processes."""

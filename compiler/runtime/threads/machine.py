@@ -1,4 +1,4 @@
-"""Facts about this machine: bytes of its last-level cache and of free memory, or a default without the files."""
+"""Sizes of this machine's last-level cache and free memory, read from the kernel's files, with defaults."""
 
 from pathlib import Path
 

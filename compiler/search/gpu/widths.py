@@ -1,6 +1,6 @@
-"""The steps of a GPU sketch whose length or depth has few choices.
+"""Steps of a GPU sketch with few choices: inner lengths of splits and depths of pipelines, one genome column each.
 
-Such a length need not divide the loop that it splits; it is one column of the genome.
+Such a length need not divide the loop that it splits.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Predicates on a stage that several sketch rules share.
+"""Properties of a stage that several sketch rules ask for: predicates, loop counts and steps.
 
 They are pure functions.
 """

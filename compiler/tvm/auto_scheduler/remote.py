@@ -1,8 +1,7 @@
-"""Runners for `TuningOptions` that time programs elsewhere: `RPCRunner` on the devices of a fleet, and
-`LocalRPCMeasureContext` in a worker process of this machine.
+"""Runners of `TuningOptions` outside of this process: on devices of a fleet, or in a worker of this machine.
 
-What a lost worker was timing is timed again. Programs run in their own process, here too, so a measurement never
-harms the process that asks for it.
+`RPCRunner` times on a fleet, `LocalRPCMeasureContext` in a worker process. Programs never run in the process that asks,
+so they cannot harm it; what a lost worker was timing is timed again.
 """
 
 from collections.abc import Sequence

@@ -33,8 +33,7 @@ def _mean(x: Pattern) -> Pattern:
 
 _MEAN = Named("mean", _mean(X))
 _CENTERED = Named("centred", Op("sub", (X, _MEAN)))
-# Both forms of the variance are accepted, E[(x - m)^2] and E[x^2] - m^2; the operator computes the first, which is
-# free of cancellation.
+# Both forms of the variance, E[(x - m)^2] and E[x^2] - m^2; the operator computes the first, which does not cancel.
 _DEVIATION = Op(
     "sqrt",
     (
@@ -47,8 +46,8 @@ _DEVIATION = Op(
     ),
 )
 _ROOT_MEAN_SQUARE = Op("sqrt", (Sum((_mean(Product((X, X))),), _EPSILON),))
-# TensorFlow writes x * s + (bias - mean(x) * s): both uses of s must be the same value.
-_SCALE_OVER_DEVIATION = Named("scale_over_deviation", Product((), under=(_DEVIATION,), rest="scale"))
+# The s of TensorFlow's form: both uses must be the same value.
+_FACTOR = Named("factor", Product((), under=(_DEVIATION,), rest="scale"))
 
 
 def _write_normalize(*, centred: bool) -> Write:
@@ -67,12 +66,9 @@ def _write_normalize(*, centred: bool) -> Write:
 NORMS = (
     Form(Product((_CENTERED,), under=(_DEVIATION,), rest="scale"), _write_normalize(centred=True)),
     Form(
-        Sum((Product((X, _SCALE_OVER_DEVIATION)), Product((_MEAN, _SCALE_OVER_DEVIATION), -1.0), Named("bias"))),
+        Sum((Product((X, _FACTOR)), Product((_MEAN, _FACTOR), -1.0), Named("bias"))),
         _write_normalize(centred=True),
     ),
-    Form(
-        Sum((Product((X, _SCALE_OVER_DEVIATION)), Product((_MEAN, _SCALE_OVER_DEVIATION), -1.0))),
-        _write_normalize(centred=True),
-    ),
+    Form(Sum((Product((X, _FACTOR)), Product((_MEAN, _FACTOR), -1.0))), _write_normalize(centred=True)),
     Form(Product((X,), under=(_ROOT_MEAN_SQUARE,), rest="scale"), _write_normalize(centred=False)),
 )

@@ -1,4 +1,4 @@
-"""Finds expressions of a given form in a graph, and the values of their names.
+"""Pattern matching on expressions of a graph: patterns with named parts, and a matcher that binds the names.
 
 The order and nesting of factors and terms do not matter, nor whether a constant multiplies or divides. A value inside a
 match has no reader outside of it and is no output of the graph.
