@@ -27,21 +27,27 @@ Ranges = Mapping[str, tuple[float, float]]
 
 @dataclass(slots=True)
 class _Histogram:
-    """How often values occur between `low` and `high`."""
+    """How often finite values occur between `low` and `high`."""
 
     low: float = np.inf
     high: float = -np.inf
     counts: Array | None = None
 
     def widen(self, array: Array) -> None:
-        self.low, self.high = min(self.low, float(array.min())), max(self.high, float(array.max()))
+        known = array[np.isfinite(array)]
+        self.low = min(self.low, float(known.min(initial=np.inf)))
+        self.high = max(self.high, float(known.max(initial=-np.inf)))
 
     def add(self, array: Array) -> None:
+        if self.low > self.high:
+            return
         counts = np.histogram(array, _BINS, (self.low, self.high if self.high > self.low else self.low + 1.0))[0]
         self.counts = counts if self.counts is None else self.counts + counts
 
     def range(self, method: str) -> tuple[float, float]:
         """The range by a method of METHODS."""
+        if self.low > self.high:
+            return 0.0, 0.0
         if method == "min-max" or self.counts is None or self.high <= self.low:
             return self.low, self.high
         edges = np.linspace(self.low, self.high, _BINS + 1)

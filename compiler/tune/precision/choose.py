@@ -29,7 +29,7 @@ from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.precision.bench import Bench, kernels_together, run, seconds_of, times_of_layers
 from retune.compiler.tune.precision.calibrate import METHODS, Ranges, collect_ranges
-from retune.compiler.tune.precision.errors import error_of
+from retune.compiler.tune.precision.errors import error_of, require_measurable
 from retune.compiler.tune.precision.knapsack import Option, choose_options
 from retune.compiler.tune.precision.request import AUTO, LayerChoice, PrecisionChoice, PrecisionRequest
 from retune.compiler.tune.precision.samples import Sample, hold_out, read_samples
@@ -81,6 +81,7 @@ def choose(bench: Bench, request: PrecisionRequest, seed: int = 0) -> PrecisionC
         return replace(made, note=f"{bench.graph.name} has values without elements: it stays in float32")
     samples, held_out = hold_out(read_samples(request.calibrate, bench.graph.inputs, seed))
     made = replace(made, warning="" if request.calibrate is not None else _RANDOM.format(bench.graph.name))
+    require_measurable(request.metric, [run(bench.float32(), sample) for sample in held_out])
     if request.precision == AUTO:
         return _Auto(bench, request, made, layers, samples, held_out).choose()
     chosen = [layer.name for layer in layers if request.precision in layer.forms]
@@ -149,7 +150,7 @@ class _Auto:
         self.options = [(unit, [form for form in faster if unit in faster[form]]) for unit in units]
         best = self._within_tolerance()
         if not best:
-            limit = f"{self.request.allowed:.2%}"
+            limit = f"{100 * self.request.allowed:.3g}%"
             return self._float32(f"no layer can leave float32 within the tolerance of {limit} ({self.made.metric})")
         return self._confirmed(best)
 

@@ -9,6 +9,8 @@ from retune.compiler.runtime.artifact import Array
 from retune.compiler.tune.precision.request import Metric, Outputs
 
 _TINY = 1e-30
+_WHOLE = "iub"
+"""Kinds of NumPy's types that hold classes rather than scores."""
 
 
 def _each(function: Metric) -> Metric:
@@ -41,8 +43,8 @@ def _cosine(outputs: Outputs, reference: Outputs) -> float:
 
 def _top1(outputs: Outputs, reference: Outputs) -> float:
     made, wanted = _numbers(outputs[0], reference[0])
-    if not wanted.ndim:
-        return float(made != wanted)
+    if np.asarray(reference[0]).dtype.kind in _WHOLE or not wanted.ndim:
+        return float(np.mean(made != wanted))
     return float(np.mean(made.argmax(axis=-1) != wanted.argmax(axis=-1)))
 
 
@@ -50,8 +52,20 @@ METRICS: Mapping[str, Metric] = {
     "largest": _each(_largest),  # largest difference over the largest magnitude of the output
     "mean": _each(_mean),  # mean difference over the mean magnitude
     "cosine": _each(_cosine),  # 1 - cosine similarity
-    "top1": _each(_top1),  # share of rows of the last axis whose largest element is another
+    "top1": _each(_top1),  # share of rows of the last axis whose largest element is another; of integers, of elements
 }
+
+
+def require_measurable(metric: str | Metric, reference: Sequence[Outputs]) -> None:
+    """Check that errors against the outputs of samples in float32 tell anything.
+
+    Raises: OptionError where an output has no finite number, and for top1 where no output has two classes.
+    """
+    arrays = [np.asarray(array) for outputs in reference for array in outputs if np.size(array)]
+    if not all(np.isfinite(array.astype(np.float64)).any() for array in arrays):
+        raise OptionError("an output in float32 is NaN or infinite on the samples: give others, by --calibrate FILE")
+    if metric == "top1" and not any(array.dtype.kind in _WHOLE or array.shape[-1:] > (1,) for array in arrays):
+        raise OptionError("the metric top1 needs scores of classes: no output has two or more along its last axis")
 
 
 def error_of(metric: str | Metric, outputs: Sequence[Outputs], reference: Sequence[Outputs]) -> float:

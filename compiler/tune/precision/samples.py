@@ -3,8 +3,10 @@
 import hashlib
 import io
 import itertools
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile
 
@@ -18,6 +20,9 @@ from retune.compiler.runtime.atomic_write import atomic_write
 from retune.compiler.runtime.readable import count
 
 Sample = Mapping[str, Array]
+
+_DAMAGED = (OSError, ValueError, EOFError, RuntimeError, MemoryError, BadZipFile, TokenError, zlib.error)
+"""What zipfile and NumPy raise for a file that is no archive of arrays."""
 
 RANDOM = 8
 """Samples that are drawn where none are given."""
@@ -121,12 +126,12 @@ def _entries(calibrate: Any, inputs: Sequence[Value]) -> Iterator[tuple[str, Map
 
 def _read(path: Path) -> dict[str, Array]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if not isinstance(loaded, np.lib.npyio.NpzFile):
-            raise OptionError(f"{path} holds one array: write a .npz with the names of the inputs")
-        with loaded:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise OptionError(f"{path} holds one array: write a .npz with the names of the inputs")
             return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, BadZipFile, EOFError) as error:
+    except _DAMAGED as error:
         raise OptionError(f"cannot read samples from {path}: {error}") from error
 
 
@@ -147,16 +152,23 @@ def _split(where: str, arrays: Mapping[str, Any], inputs: Sequence[Value]) -> li
 
 def _checked(where: str, value: Value, given: Any) -> list[Array]:
     """The array of an input in each sample, in its type."""
-    array = np.asarray(given)
+    try:
+        array = np.asarray(given)
+    except (ValueError, TypeError, RuntimeError) as error:  # lists of unequal lengths, tensors with gradients
+        raise OptionError(f"{where}: {value} got no array: {error}") from error
     shape = tuple(array.shape)
     is_batch = value.shape[:1] == (1,) and shape[1:] == value.shape[1:]
     if value.shape not in (shape, shape[1:]) and not is_batch:
         raise OptionError(f"{where}: {value} got the shape {list(shape)}")
     if array.dtype.kind not in "biuf" and not is_float(array.dtype.name):
         raise OptionError(f"{where}: {value} got {array.dtype}")
-    if is_float(array.dtype.name) and not np.isfinite(array.astype(np.float64)).all():
-        raise OptionError(f"{where}: the input {value.name!r} has a NaN or an infinity")
     if is_float(array.dtype.name) and not is_float(value.dtype):
         raise OptionError(f"{where}: {value} got {array.dtype}")
-    rows = array[None] if shape == value.shape else array
-    return [np.ascontiguousarray(row.reshape(value.shape).astype(value.dtype)) for row in rows]
+    with np.errstate(over="ignore"):
+        stored = array.astype(value.dtype)
+    if is_float(value.dtype) and not np.isfinite(stored.astype(np.float64)).all():
+        raise OptionError(f"{where}: the input {value.name!r} has a NaN or an infinity")
+    if not is_float(value.dtype) and value.dtype != "bool" and (stored != array).any():
+        raise OptionError(f"{where}: the input {value.name!r} has a number that {value.dtype} has not")
+    rows = stored[None] if shape == value.shape else stored
+    return [np.ascontiguousarray(row.reshape(value.shape)) for row in rows]

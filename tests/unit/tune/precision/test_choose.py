@@ -92,7 +92,7 @@ def test_auto_takes_the_fastest_within_the_tolerance(bench: Bench, tolerance: fl
 def test_auto_returns_float32_where_nothing_holds(bench: Bench) -> None:
     chosen = choose(bench, PrecisionRequest("auto", 1e-7, calibrate=samples()))
     assert {layer.precision for layer in chosen.layers} == {FLOAT32}
-    assert chosen.note == "mlp stays in float32: no layer can leave float32 within the tolerance of 0.00% (largest)"
+    assert chosen.note == "mlp stays in float32: no layer can leave float32 within the tolerance of 1e-05% (largest)"
 
 
 def test_auto_returns_float32_where_nothing_is_faster(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

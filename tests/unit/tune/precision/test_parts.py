@@ -1,5 +1,6 @@
 """Samples, errors, ranges and the knapsack of the choice of precisions."""
 
+import contextlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ import pytest
 
 from retune.compiler.core.errors import OptionError
 from retune.compiler.graph.ir import Value
-from retune.compiler.tune.precision.calibrate import _Histogram
-from retune.compiler.tune.precision.errors import METRICS, error_of
+from retune.compiler.tune.precision.calibrate import METHODS, _Histogram
+from retune.compiler.tune.precision.errors import METRICS, error_of, require_measurable
 from retune.compiler.tune.precision.knapsack import Option, choose_options
 from retune.compiler.tune.precision.samples import hold_out, read_samples
 
@@ -74,6 +75,56 @@ def test_a_function_of_the_user_is_a_metric() -> None:
     assert error_of(distance, [[3.0]], [[1.0]]) == 2.0  # type: ignore[list-item]
     with pytest.raises(OptionError, match="must return a number"):
         error_of(lambda *_: "far", [[3.0]], [[1.0]])  # type: ignore[list-item, arg-type]
+
+
+def test_no_sample_without_a_finite_output_is_measured() -> None:
+    nothing = np.full((2, 3), np.nan, "float32")
+    with pytest.raises(OptionError, match="is NaN or infinite on the samples"):
+        require_measurable("largest", [[np.ones((2, 3)), nothing]])
+    require_measurable("largest", [[np.asarray([np.nan, 1.0]), np.zeros((0, 3))]])
+
+
+def test_top1_needs_classes_and_compares_integers_by_element() -> None:
+    with pytest.raises(OptionError, match="top1 needs scores of classes"):
+        require_measurable("top1", [[np.ones((4, 1), "float32"), np.float32(2)]])
+    require_measurable("top1", [[np.ones((4, 1), "float32"), np.asarray(3)]])
+    classes = np.asarray([[3], [4], [5], [6]])
+    assert error_of("top1", [[classes]], [[np.asarray([[3], [4], [5], [7]])]]) == 0.25
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_damaged_files_of_samples_are_one_sentence(tmp_path: Path, save: Any) -> None:
+    rng, path = np.random.default_rng(0), tmp_path / "a.npz"
+    save(path, x=rng.standard_normal((4, 3)), i=np.zeros((4, 2), int))
+    data = path.read_bytes()
+    for _ in range(300):
+        damaged = bytearray(data)
+        damaged[rng.integers(len(data))] = rng.integers(256)
+        path.write_bytes(damaged)
+        with contextlib.suppress(OptionError):
+            read_samples(path, INPUTS, 0)
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        ({"x": [[1.0, 2.0], [3.0]], "i": [0, 1]}, "got no array"),
+        ({"x": np.full((1, 3), 1e300), "i": [0, 1]}, "'x' has a NaN or an infinity"),
+        ({"x": np.ones((1, 3)), "i": np.asarray([0, 2**63], "uint64")}, "a number that int64 has not"),
+    ],
+)
+def test_what_an_input_cannot_hold_is_refused(sample: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        read_samples([sample], INPUTS, 0)
+
+
+def test_ranges_are_those_of_finite_values() -> None:
+    histogram, nothing = _Histogram(), _Histogram()
+    for step in (_Histogram.widen, _Histogram.add):
+        step(histogram, np.asarray([np.nan, -1.0, 2.0, np.inf], "float32"))
+        step(nothing, np.asarray([np.nan], "float32"))
+    assert histogram.range("min-max") == (-1.0, 2.0)
+    assert all(nothing.range(method) == (0.0, 0.0) for method in METHODS)
 
 
 def test_samples_of_a_file_have_one_axis_more(tmp_path: Path) -> None:
