@@ -9,6 +9,8 @@ from retune.compiler.runtime.artifact import Array
 from retune.compiler.tune.precision.request import Metric, Outputs
 
 _TINY = 1e-30
+_ROUNDING = 1e-6
+"""How far below 0 a distance such as 1 - cosine may be computed."""
 _WHOLE = "iub"
 """Kinds of NumPy's types that hold classes rather than scores."""
 
@@ -71,15 +73,19 @@ def require_measurable(metric: str | Metric, reference: Sequence[Outputs]) -> No
 def error_of(metric: str | Metric, outputs: Sequence[Outputs], reference: Sequence[Outputs]) -> float:
     """The largest error among samples, of top1 the mean; infinite where an output is no number.
 
-    Raises: OptionError when a function of the user returns no number.
+    Raises: OptionError when a function of the user returns no number, or a negative one.
     """
     function = METRICS[metric] if isinstance(metric, str) else metric
     errors = []
     for made, wanted in zip(outputs, reference, strict=True):
-        error = function(made, wanted)
-        if not isinstance(error, int | float | np.number):
-            raise OptionError(f"the metric must return a number, not {error!r:.80}")
-        errors.append(float(error) if np.isfinite(error) else float("inf"))
+        result = function(made, wanted)
+        try:
+            error = float(result)
+        except (TypeError, ValueError):
+            error = -1.0
+        if error < -_ROUNDING:
+            raise OptionError(f"the metric must return a number of at least 0, not {result!r:.80}")
+        errors.append(error if np.isfinite(error) else float("inf"))
     return float(np.mean(errors)) if metric == "top1" else max(errors, default=0.0)
 
 

@@ -73,8 +73,10 @@ def test_a_function_of_the_user_is_a_metric() -> None:
         return abs(float(made[0] - wanted[0]))
 
     assert error_of(distance, [[3.0]], [[1.0]]) == 2.0  # type: ignore[list-item]
-    with pytest.raises(OptionError, match="must return a number"):
-        error_of(lambda *_: "far", [[3.0]], [[1.0]])  # type: ignore[list-item, arg-type]
+    assert error_of(lambda *_: np.asarray(0.25), [[3.0]], [[1.0]]) == 0.25  # type: ignore[list-item, arg-type]
+    for result in ("far", None, -0.9, np.ones(2)):
+        with pytest.raises(OptionError, match="must return a number of at least 0"):
+            error_of(lambda *_, result=result: result, [[3.0]], [[1.0]])  # type: ignore[list-item]
 
 
 def test_no_sample_without_a_finite_output_is_measured() -> None:
@@ -86,7 +88,7 @@ def test_no_sample_without_a_finite_output_is_measured() -> None:
 
 def test_top1_needs_classes_and_compares_integers_by_element() -> None:
     with pytest.raises(OptionError, match="top1 needs scores of classes"):
-        require_measurable("top1", [[np.ones((4, 1), "float32"), np.float32(2)]])
+        require_measurable("top1", [[np.ones((4, 1), "float32"), np.asarray(2.0)]])
     require_measurable("top1", [[np.ones((4, 1), "float32"), np.asarray(3)]])
     classes = np.asarray([[3], [4], [5], [6]])
     assert error_of("top1", [[classes]], [[np.asarray([[3], [4], [5], [7]])]]) == 0.25
