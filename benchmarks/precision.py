@@ -177,13 +177,22 @@ def _quantized(path: Path, folder: Path, samples: Sequence[Arrays]) -> Path:
             quant_pre_process(path, folded, skip_symbolic_shape=True)
             quantize_static(
                 folded, target, _Samples(samples), quant_format=QuantFormat.QDQ, per_channel=True,
-                activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+                activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, op_types_to_quantize=_types(path),
             )  # fmt: skip
         except Exception as error:  # of the quantizer, which may raise anything
             raise MeasureError(
                 f"ONNX Runtime cannot quantize the model: {' '.join(str(error).split())[:200]}"
             ) from error
     return target
+
+
+def _types(path: Path) -> list[str] | None:
+    """The operators to quantize: all that the quantizer knows; of transformers products and convolutions alone, since
+    it fails at the scales of norms.
+    """
+    ops = [node.op_type for node in onnx.load(str(path), load_external_data=False).graph.node]
+    is_transformer = ops.count("MatMul") + ops.count("Gemm") > ops.count("Conv")
+    return ["Conv", "MatMul", "Gemm"] if is_transformer else None
 
 
 def _model(name: str, packages: str) -> tuple[onnx.ModelProto, Mapping[str, tuple[int, ...]]]:
