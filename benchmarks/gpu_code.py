@@ -32,13 +32,12 @@ from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model.boosted_trees import XGBModel
 from retune.compiler.model.features import FEATURE_NAMES
-from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.state import SHARED_SUFFIX, replay
 from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.steps import Step, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.prior import prior_scores
-from retune.compiler.search.rules.facts import SHARED
 from retune.compiler.search.scored import features_of_steps, scored_hardware
 
 _ASKED = 16
@@ -113,7 +112,9 @@ def guessed(task: SearchTask, steps: Sequence[Step]) -> tuple[float, float]:
     features = features_of_steps(task, steps)
     guess = prior_scores(features[None], task.flop_count, scored_hardware(task))
     words = np.exp2(features[:, FEATURE_NAMES.index("gpu_bank_conflicts")]) - 1.0
-    sums = [not name.endswith(SHARED) for name in (nest.op.name for nest in statement_nests(replay(task.dag, steps)))]
+    sums = [
+        not name.endswith(SHARED_SUFFIX) for name in (nest.op.name for nest in statement_nests(replay(task.dag, steps)))
+    ]
     return float(guess[0]), round(float(words[sums].max(initial=0.0)), 2)
 
 

@@ -1,9 +1,8 @@
-"""Judges how far outputs are from the exact outputs: a right network is at most a few times as far as ONNX Runtime is.
+"""Judges the error of outputs: a network is right if its error is at most a few times that of ONNX Runtime.
 
-The yardstick are ONNX Runtime's own ways to compute the model: with and without optimizations, and on inputs that
-differ by a rounding; and the exact outputs, rounded to half types. Exact are the outputs of onnx.reference in float64,
-for half types those of ONNX Runtime in float32; where neither can be had, or int8 is computed with, those of ONNX
-Runtime without optimizations.
+Errors are differences from the exact outputs: those of onnx.reference in float64, for half types those of ONNX Runtime
+in float32; without either, or in int8, those of ONNX Runtime without optimizations. Its errors are measured with and
+without optimizations, on inputs that differ by a rounding, and on the exact outputs rounded to half types.
 """
 
 from contextlib import suppress
