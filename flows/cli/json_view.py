@@ -50,6 +50,7 @@ The last line: the content of `report.json` in the run's folder.
 - `comparison`: `comparison.contenders` with name, seconds and output error; `speedup`: untuned ÷ tuned; `is_right`:
   whether all outputs are within tolerance
 - `coverage`: `coverage.shares` of the kernels by origin; `tasks`: every kernel, its times, trials, record and origin
+- `precision`: what `--precision` chose: layers with precision, seconds and error; null in float32
 - `limits`: measured `limits.peak_gflops`, `limits.memory_gbs`, `limits.cache_gbs`
 - `contention`: the larger of a typical trial's and the comparison's; above 0.05 the machine was busy
 """

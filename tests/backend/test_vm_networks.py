@@ -11,7 +11,7 @@ from tests.support.dynamic_models import reference
 
 
 def _bert() -> onnx.ModelProto:
-    sizes = {"layers": 2, "width": 48, "heads": 4, "hidden": 96, "words": 50, "positions": 40}
+    sizes = {"layers": 2, "width": 48, "heads": 4, "words": 50}
     return zoo.build("bert_base", batch="batch", tokens="tokens", **sizes)
 
 

@@ -305,9 +305,10 @@ def test_every_operator_is_one_tuning_task(name: str) -> None:
 
 
 def test_vm(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"width": 48, "heads": 4, "hidden": 96, "words": 60, "positions": 80}
+    bert = {"width": 48, "heads": 4, "words": 60}
+    small = {"bert_base": bert, "gpt2_greedy": {**bert, "hidden": 96, "positions": 80}}
     build = zoo.build
-    monkeypatch.setattr(zoo, "build", lambda name, **options: build(name, **options, **_sizes(name, small)))
+    monkeypatch.setattr(zoo, "build", lambda name, **options: build(name, **options, **small.get(name, {})))
     argv = ["--only", "mlp|bert/64|gpt2", "--threads", "1", "--seconds", "0.1", "--layers", "1", "--steps", "2"]
     lines = _lines(vm.main, argv, tmp_path / "out.jsonl", capsys)
     found = {(line["case"], line["metric"]): line for line in lines}
@@ -317,7 +318,3 @@ def test_vm(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert found["bert/64", "first call"]["kernels_built"] > found["bert/64", "second call"]["kernels_built"] == 0
     assert found["bert/64", "machine"]["error"] < 1e-4
     assert found["gpt2_greedy", "machine / regions"]["value"] > 1
-
-
-def _sizes(name: str, small: dict[str, int]) -> dict[str, int]:
-    return small if name in ("bert_base", "gpt2_greedy") else {}
