@@ -25,7 +25,7 @@ from retune.compiler.tune.extract import extract_part
 from retune.compiler.tune.precision.samples import Sample
 
 _ROUNDS = 4
-"""How often the kernels of each form are timed, in turn, so that a noisy moment hits all forms alike."""
+"""How often each form is timed, in turn, so that a noisy moment hits all forms alike."""
 
 
 @dataclass(slots=True)
@@ -70,9 +70,11 @@ def run(executor: GraphExecutor, sample: Sample) -> list[Array]:
     return [executor.get_output(index) for index in range(executor.get_num_outputs())]
 
 
-def seconds_of(executor: GraphExecutor) -> float:
-    """The median seconds of a run."""
-    return executor.benchmark(TimeEvaluator(repeat=10, min_repeat_ms=1)).median
+def seconds_in_turn(executors: Sequence[GraphExecutor]) -> list[float]:
+    """Seconds of a run of each network: the least of the medians of several passes."""
+    evaluator = TimeEvaluator(repeat=10, min_repeat_ms=1)
+    passes = [[each.benchmark(evaluator).median for each in executors] for _ in range(_ROUNDS)]
+    return [min(seconds) for seconds in zip(*passes, strict=True)]
 
 
 def times_of_layers(forms: Mapping[str, GraphExecutor], layers: Sequence[str]) -> dict[str, dict[str, float]]:

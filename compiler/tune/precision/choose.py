@@ -6,10 +6,11 @@ auto             1. each form of the whole network is timed, kernel by kernel
                  3. a knapsack chooses: seconds saved against the sum of squared errors
                  4. the choice is compiled and its error measured on held-out samples; the budget of the knapsack
                     follows, and at last the layers with the largest errors become float32 until the tolerance holds
+                 5. the choice is timed beside the network in one form and beside float32, and the fastest is taken
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from retune.compiler.core.errors import OptionError
@@ -27,13 +28,13 @@ from retune.compiler.measure.processes.device_lock import device_lock
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.tune.extract import ImportedNetwork
-from retune.compiler.tune.precision.bench import Bench, kernels_together, run, seconds_of, times_of_layers
+from retune.compiler.tune.precision.bench import Bench, kernels_together, run, seconds_in_turn, times_of_layers
 from retune.compiler.tune.precision.calibrate import METHODS, Ranges, collect_ranges
 from retune.compiler.tune.precision.errors import error_of, require_measurable
 from retune.compiler.tune.precision.knapsack import Option, choose_options
 from retune.compiler.tune.precision.request import AUTO, LayerChoice, PrecisionChoice, PrecisionRequest
 from retune.compiler.tune.precision.samples import Sample, hold_out, read_samples
-from retune.compiler.tune.precision.sensitivity import Sensitivity, Unit
+from retune.compiler.tune.precision.sensitivity import Sensitivity, Unit, units_of
 
 _LEAST_GAIN = 0.97
 """A form must take at most this share of the time in float32; less is within the noise of timing."""
@@ -139,7 +140,7 @@ class _Auto:
         executors = {form: self._executor(self._all_in(form)) for form in (FLOAT32, *FORMS)}
         with device_lock():
             self.times = times_of_layers(executors, names)
-        units = _units(self.layers, kernels_together(executors, names))
+        units = units_of(self.layers, kernels_together(executors, names))
         del executors
         faster = {form: [unit for unit in units if self._is_faster(unit, form)] for form in FORMS}
         faster = {form: its for form, its in faster.items() if its}
@@ -148,7 +149,7 @@ class _Auto:
         sensed = self.request.metric if self.request.metric in ("largest", "mean", "cosine") else "mean"
         self.errors = Sensitivity(self.bench, self.ranges, sensed, self.samples[-_SENSED:]).measure(faster)
         self.options = [(unit, [form for form in faster if unit in faster[form]]) for unit in units]
-        best = self._within_tolerance()
+        best = self._fastest([self._within_tolerance(), *self._wholes(faster)])
         if not best:
             limit = f"{100 * self.request.allowed:.3g}%"
             return self._float32(f"no layer can leave float32 within the tolerance of {limit} ({self.made.metric})")
@@ -213,6 +214,23 @@ class _Auto:
             limit = math.sqrt(low * high) if is_between else limit * (2.0 if error <= allowed else 0.5)
         return best or self._repaired(last)
 
+    def _wholes(self, faster: Mapping[str, Sequence[Unit]]) -> list[dict[Unit, str]]:
+        """All layers that are faster in one form, for each form whose measured error is within the tolerance: less is
+        converted between layers than times of single layers tell.
+        """
+        wholes = [dict.fromkeys(units, form) for form, units in faster.items()]
+        return [whole for whole in wholes if self._measure(whole) <= self.request.allowed]
+
+    def _fastest(self, choices: Sequence[dict[Unit, str]]) -> dict[Unit, str]:
+        """The choice whose network takes the least time; empty if all are."""
+        different = [choice for number, choice in enumerate(choices) if choice and choice not in choices[:number]]
+        if len(different) < 2:
+            return different[0] if different else {}
+        executors = [self._executor(self._layers_in(choice)) for choice in different]
+        with device_lock():
+            seconds = seconds_in_turn(executors)
+        return different[seconds.index(min(seconds))]
+
     def _repaired(self, chosen: dict[Unit, str]) -> dict[Unit, str]:
         """The choice without the units of the largest errors, until the tolerance holds: first one becomes float32,
         then two, four, and so on.
@@ -244,7 +262,7 @@ class _Auto:
                 break
             chosen = left
         with device_lock():
-            seconds = {form: seconds_of(executor) for form, executor in executors.items()}
+            seconds = dict(zip(executors, seconds_in_turn(list(executors.values())), strict=True))
         if seconds[AUTO] >= seconds[FLOAT32] or not chosen:
             return self._float32("the network is no faster with layers in bfloat16 or int8 than in float32 here")
         return self._result(chosen, times, seconds)
@@ -282,27 +300,3 @@ class _Auto:
             LayerChoice(layer.name, layer.op, FLOAT32, self.times[FLOAT32].get(layer.name)) for layer in self.layers
         )
         return replace(self.made, layers=rows, note=f"{self.bench.graph.name} stays in float32: {note}")
-
-
-def _units(layers: Sequence[Layer], together: Iterable[Sequence[str]]) -> list[Unit]:
-    """Layers in the groups whose precision is chosen together: matrix products that share an operand, and layers
-    that share a kernel.
-    """
-    parent = {layer.name: layer.name for layer in layers}
-
-    def root(name: str) -> str:
-        while parent[name] != name:
-            name = parent[name]
-        return name
-
-    readers: dict[tuple[str, ...], str] = {}
-    for layer in layers:
-        if layer.op == "dense":
-            parent[root(layer.name)] = root(readers.setdefault(layer.operands, layer.name))
-    for names in together:
-        for name in names[1:]:
-            parent[root(name)] = root(names[0])
-    units: dict[str, list[str]] = {}
-    for layer in layers:
-        units.setdefault(root(layer.name), []).append(layer.name)
-    return [tuple(names) for names in units.values()]

@@ -16,13 +16,20 @@ _WHOLE = "iub"
 
 
 def _each(function: Metric) -> Metric:
-    """The largest error among the outputs."""
+    """The largest error among the outputs; of integers, such as classes or indices, the share that differs."""
 
     def largest(outputs: Outputs, reference: Outputs) -> float:
-        errors = [function([made], [wanted]) for made, wanted in zip(outputs, reference, strict=True)]
+        errors = [
+            _differing(made, wanted) if np.asarray(wanted).dtype.kind in _WHOLE else function([made], [wanted])
+            for made, wanted in zip(outputs, reference, strict=True)
+        ]
         return float(np.max(errors, initial=0.0))  # which keeps a NaN
 
     return largest
+
+
+def _differing(made: Array, wanted: Array) -> float:
+    return float(np.mean(made != wanted)) if np.size(wanted) else 0.0
 
 
 def _largest(outputs: Outputs, reference: Outputs) -> float:
@@ -45,8 +52,8 @@ def _cosine(outputs: Outputs, reference: Outputs) -> float:
 
 def _top1(outputs: Outputs, reference: Outputs) -> float:
     made, wanted = _numbers(outputs[0], reference[0])
-    if np.asarray(reference[0]).dtype.kind in _WHOLE or not wanted.ndim:
-        return float(np.mean(made != wanted))
+    if not wanted.ndim:
+        return float(made != wanted)
     return float(np.mean(made.argmax(axis=-1) != wanted.argmax(axis=-1)))
 
 
@@ -54,7 +61,7 @@ METRICS: Mapping[str, Metric] = {
     "largest": _each(_largest),  # largest difference over the largest magnitude of the output
     "mean": _each(_mean),  # mean difference over the mean magnitude
     "cosine": _each(_cosine),  # 1 - cosine similarity
-    "top1": _each(_top1),  # share of rows of the last axis whose largest element is another; of integers, of elements
+    "top1": _each(_top1),  # share of rows of the last axis whose largest element is another
 }
 
 

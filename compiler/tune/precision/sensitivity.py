@@ -5,7 +5,7 @@ the second is the float32 network with an input added to the result of every lay
 runs through the rest of the network in float32.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node, Value
 from retune.compiler.graph.precision.assign import Assign
-from retune.compiler.graph.precision.layers import Assignment
+from retune.compiler.graph.precision.layers import Assignment, Layer
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.tune.precision.bench import Bench, run
@@ -27,6 +27,30 @@ _ADDED = "error_of_"
 
 Unit = tuple[str, ...]
 """Layers whose precision is chosen together."""
+
+
+def units_of(layers: Sequence[Layer], together: Iterable[Sequence[str]]) -> list[Unit]:
+    """Layers in the groups whose precision is chosen together: matrix products that share an operand, and layers
+    that share a kernel.
+    """
+    parent = {layer.name: layer.name for layer in layers}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            name = parent[name]
+        return name
+
+    readers: dict[tuple[str, ...], str] = {}
+    for layer in layers:
+        if layer.op == "dense":
+            parent[root(layer.name)] = root(readers.setdefault(layer.operands, layer.name))
+    for names in together:
+        for name in names[1:]:
+            parent[root(name)] = root(names[0])
+    units: dict[str, list[str]] = {}
+    for layer in layers:
+        units.setdefault(root(layer.name), []).append(layer.name)
+    return [tuple(names) for names in units.values()]
 
 
 def with_added_errors(graph: Graph, layers: Sequence[str]) -> Graph:

@@ -58,10 +58,10 @@ def set_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "times_of_layers", times)
 
-    def seconds(executor: Any) -> float:
-        return SPEED[of_form(executor)]
+    def seconds(executors: Sequence[Any]) -> list[float]:
+        return [SPEED[of_form(executor)] for executor in executors]
 
-    monkeypatch.setattr(module, "seconds_of", seconds)
+    monkeypatch.setattr(module, "seconds_in_turn", seconds)
 
 
 @pytest.mark.parametrize("precision", [BFLOAT16, INT8])
@@ -93,6 +93,22 @@ def test_auto_returns_float32_where_nothing_holds(bench: Bench) -> None:
     chosen = choose(bench, PrecisionRequest("auto", 1e-7, calibrate=samples()))
     assert {layer.precision for layer in chosen.layers} == {FLOAT32}
     assert chosen.note == "mlp stays in float32: no layer can leave float32 within the tolerance of 1e-05% (largest)"
+
+
+def test_auto_takes_one_form_where_a_mixture_is_slower(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def times(forms: Mapping[str, Any], layers: Sequence[str]) -> dict[str, dict[str, float]]:
+        of_layers = {FLOAT32: (4.0, 4.0, 4.0), INT8: (1.0, 3.0, 3.0), BFLOAT16: (2.0, 2.0, 2.0)}
+        return {form: dict(zip(layers, of_layers.get(form, (1.0, 1.0, 1.0)), strict=True)) for form in forms}
+
+    def seconds(executors: Sequence[Any]) -> list[float]:
+        dtypes = [{buffer.dtype for buffer in executor.network.plan.buffers} for executor in executors]
+        return [3.0 if each >= {"uint8", "bfloat16"} else 2.0 if "bfloat16" in each else 4.0 for each in dtypes]
+
+    monkeypatch.setattr(module, "FORMS", (BFLOAT16, INT8))
+    monkeypatch.setattr(module, "times_of_layers", times)
+    monkeypatch.setattr(module, "seconds_in_turn", seconds)
+    chosen = choose(bench, PrecisionRequest("auto", 0.3, calibrate=samples()))
+    assert [layer.precision for layer in chosen.layers] == [BFLOAT16] * 3
 
 
 def test_auto_returns_float32_where_nothing_is_faster(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

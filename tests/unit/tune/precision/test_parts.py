@@ -86,12 +86,13 @@ def test_no_sample_without_a_finite_output_is_measured() -> None:
     require_measurable("largest", [[np.asarray([np.nan, 1.0]), np.zeros((0, 3))]])
 
 
-def test_top1_needs_classes_and_compares_integers_by_element() -> None:
+def test_top1_needs_classes_and_integers_are_compared_by_element() -> None:
     with pytest.raises(OptionError, match="top1 needs scores of classes"):
         require_measurable("top1", [[np.ones((4, 1), "float32"), np.asarray(2.0)]])
     require_measurable("top1", [[np.ones((4, 1), "float32"), np.asarray(3)]])
     classes = np.asarray([[3], [4], [5], [6]])
-    assert error_of("top1", [[classes]], [[np.asarray([[3], [4], [5], [7]])]]) == 0.25
+    for name in METRICS:
+        assert error_of(name, [[classes]], [[np.asarray([[3], [4], [5], [7]])]]) == 0.25
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
