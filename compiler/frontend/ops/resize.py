@@ -152,7 +152,8 @@ def _sizes(builder: GraphBuilder, node: OnnxNode, shape: tuple[int, ...]) -> tup
         raise node.unsupported(f"{len(factors)} scales are not those of {len(axes)} axes")
     for axis, factor in zip(axes, factors, strict=True):
         scales[axis] = float(factor)
-        sizes[axis] = floor(shape[axis] * scales[axis])
+        # ONNX's shape inference and ONNX Runtime multiply in float32: 10 * float32(2.3) is 23, in float64 just below.
+        sizes[axis] = floor(np.float32(shape[axis]) * np.float32(factor))
     return sizes, scales
 
 

@@ -93,6 +93,14 @@ def test_nearest_resize_matches_onnxruntime(model_of: ModelOf, agrees_with_onnxr
     agrees_with_onnxruntime(model_of([node], {"x": (1, 2, 3, 4)}, weights=weights))
 
 
+def test_extents_of_a_resize_are_rounded_down_in_float32(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+    # 10 * float32(2.3) is 23 in float32 and 22.9999995 in float64; 11 * float32(2.3) is 25.3 in both.
+    node = helper.make_node("Resize", ["x", "", "s"], ["y"], coordinate_transformation_mode="asymmetric")
+    weights = {"s": np.asarray([1, 1, 2.3, 2.3], np.float32)}
+    graph = agrees_with_onnxruntime(model_of([node], {"x": (1, 2, 10, 11)}, weights=weights))
+    assert graph.values[graph.outputs[0]].shape == (1, 2, 23, 25)
+
+
 def test_arithmetic_on_shapes_folds(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),
