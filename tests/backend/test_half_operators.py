@@ -1,4 +1,4 @@
-"""Operators of float16 and bfloat16 whose products, squares or sums exceed the largest float16, though results do not.
+"""Operators of float16 and bfloat16 whose steps exceed the largest float16 or cancel, though results do neither.
 
 The reference is ONNX Runtime with the same operands in float32, rounded once.
 """
@@ -19,6 +19,10 @@ Array = NDArray[Any]
 HALVES = {"float16": (np.dtype(np.float16), 2.0**-10), "bfloat16": (np.dtype(ml_dtypes.bfloat16), 2.0**-7)}
 """Each type with the distance from 1 to the next number."""
 Operands = Callable[[np.random.Generator], tuple[dict[str, Array], dict[str, Array]]]
+
+
+CANCELLING = ("Celu", "Elu", "HardSigmoid", "Mish", "Selu", "Softplus", "Softsign")
+"""Functions that subtract numbers near 1, or take logarithms of them: halves would keep no digit of a small result."""
 
 
 def _large(rng: np.random.Generator, *shape: int) -> Array:
@@ -172,7 +176,7 @@ def _cases() -> Mapping[str, Any]:
             "Resize", 100 * np.abs(_large(rng, 1, 1, 9, 9)), np.zeros(0), np.zeros(0), np.array([1, 1, 23, 19]),
             weights=3, mode="cubic",
         ),
-    }  # fmt: skip
+    } | {op: _case(op, -np.linspace(0.01, 6, 50)) for op in CANCELLING}  # fmt: skip
 
 
 CASES = _cases()
