@@ -264,7 +264,27 @@ def _biased(builder: GraphBuilder, node: Node) -> str | None:
         whole = builder.value(real.inputs[0])
         # The exporter's float32 product of the two scales may differ from ours in the last bits.
         alike = scale.size == bias.scale.size and np.allclose(scale.ravel(), bias.scale.ravel(), rtol=1e-6, atol=0)
-        if whole.dtype == "int32" and alike and broadcast_shapes(whole.shape, numbers.shape) == whole.shape:
+        fits = alike and _largest_sum(builder, whole.name) + _magnitude(numbers) < 2**31
+        if whole.dtype == "int32" and fits and broadcast_shapes(whole.shape, numbers.shape) == whole.shape:
             total = builder.emit("add", [whole.name, builder.constant(numbers, added)])
             return _scaled(builder, node, total, scale)
     return None
+
+
+def _largest_sum(builder: GraphBuilder, name: str) -> int:
+    """An upper bound of the magnitude of an integer product with what was added to it."""
+    added, node = 0, builder.producer(name)
+    while node is not None and node.op == "add":
+        numbers = builder.array(node.inputs[1])
+        added += 0 if numbers is None else _magnitude(numbers)
+        node = builder.producer(node.inputs[0])
+    if node is None or node.op not in _PRODUCTS.values():
+        return 2**31
+    shape = builder.value(node.inputs[1]).shape
+    depth = int(np.prod(shape[1:])) if node.op == "qconv2d" else shape[-2]
+    # A constant weight is int8; two activations may both be uint8.
+    return added + depth * 255 * (255 if node.op == "qbatch_matmul" else 128)
+
+
+def _magnitude(numbers: Array) -> int:
+    return int(np.abs(numbers.astype(np.int64)).max(initial=0))

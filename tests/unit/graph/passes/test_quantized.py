@@ -66,3 +66,21 @@ def test_pools_and_moves_work_on_bytes() -> None:
     reads = {node.op: changed.values[node.inputs[0]].dtype for node in changed.nodes}
     assert reads["max_pool2d"] == reads["reshape"] == reads["qdense"] == "uint8"
     assert _ops(changed).count("round") == 2
+
+
+@pytest.mark.parametrize(("largest", "joins"), [(2**20, True), (2**31 - 1, False)])
+def test_a_bias_joins_the_integer_sum_only_where_that_cannot_overflow(largest: int, joins: bool) -> None:
+    # Quantizers clip the bias of a channel of tiny weights to the largest int32.
+    net = Network(2, 4)
+    b = net.builder
+    weight = b.constant(np.full((4, 3), 100, np.uint8), "w")
+    w = b.emit("dequantize", [weight, *net.parameters(0.5, 0)], {"axis": 0})
+    numbers = b.constant(np.array([largest, -largest, 7], np.int32), "b")
+    scale, zero = b.constant(np.full(3, 0.25, np.float32), "s"), b.constant(np.zeros(3, np.int32), "z")
+    bias = b.emit("dequantize", [numbers, scale, zero], {"axis": 0})
+    graph = b.finish({"y": b.emit("add", [b.emit("dense", [net.stored("x", 0.5, 0), w]), bias])})
+    changed = Quantized().apply(graph)
+    feed = {"x": np.full((2, 4), 100, np.float32)}
+    for ours, theirs in zip(evaluate(changed, feed), evaluate(graph, feed), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    assert (_ops(changed)[-1] == "rounded_mul") == joins
