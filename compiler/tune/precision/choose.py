@@ -13,8 +13,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from retune.compiler.core.errors import OptionError
+from retune.compiler.core.errors import ArtifactError, OptionError
 from retune.compiler.core.target import Target
+from retune.compiler.driver.compile_network import made_for
 from retune.compiler.graph.precision.layers import (
     FLOAT32,
     FORMS,
@@ -27,6 +28,7 @@ from retune.compiler.graph.precision.layers import (
 from retune.compiler.measure.processes.device_lock import device_lock
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.runtime.executor.network import check_cpu
 from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.precision.bench import Bench, kernels_together, run, seconds_in_turn, times_of_layers
 from retune.compiler.tune.precision.calibrate import METHODS, Ranges, collect_ranges
@@ -57,12 +59,19 @@ def choose_for_network(
 ) -> PrecisionChoice:
     """As `choose`, for a target with so many threads; `best` are the best known programs by workload key.
 
-    Raises: OptionError for a GPU.
+    Raises: OptionError for a GPU, and for auto with a CPU whose code cannot run here.
     """
     machine = Target(target)
     if not machine.traits.uses_threads:
         raise OptionError(f"precision {request.precision} is for CPUs: leave out the target {target}, or the precision")
     # Other CPUs than this are compiled for, but only what runs here can be measured.
+    if request.precision == AUTO:
+        try:
+            check_cpu(target, made_for(machine, threads))
+        except ArtifactError as error:
+            raise OptionError(
+                f"precision auto measures, and code for {target} cannot run here: take bfloat16 or int8"
+            ) from error
     here = machine if request.precision == AUTO else Target.host()
     return choose(Bench(network.prepared(), here, threads, winograd, best), request, seed)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
@@ -127,9 +127,10 @@ def _entries(calibrate: Any, inputs: Sequence[Value]) -> Iterator[tuple[str, Map
 def _read(path: Path) -> dict[str, Array]:
     try:
         with path.open("rb") as file:
+            if not is_zipfile(file):
+                raise ValueError("it is no .npz; numpy.savez writes one, with an array for each input by name")
+            file.seek(0)
             loaded = np.load(file, allow_pickle=False)
-            if not isinstance(loaded, np.lib.npyio.NpzFile):
-                raise OptionError(f"{path} holds one array: write a .npz with the names of the inputs")
             return {name: loaded[name] for name in loaded.files}
     except _DAMAGED as error:
         raise OptionError(f"cannot read samples from {path}: {error}") from error

@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retune.compiler.core.errors import OptionError
 from retune.compiler.core.target import Target
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.graph.pipeline import prepare
 from retune.compiler.graph.precision.assign import Assign
 from retune.compiler.graph.precision.layers import BFLOAT16, DYNAMIC, FLOAT32, INT8, Assignment
+from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.precision import choose as module
 from retune.compiler.tune.precision.bench import Bench, owners_of, run, times_of_layers
-from retune.compiler.tune.precision.choose import choose
+from retune.compiler.tune.precision.choose import choose, choose_for_network
 from retune.compiler.tune.precision.request import PrecisionChoice, PrecisionRequest
 from retune.compiler.tune.precision.sensitivity import Sensitivity
 
@@ -109,6 +111,12 @@ def test_auto_takes_one_form_where_a_mixture_is_slower(bench: Bench, monkeypatch
     monkeypatch.setattr(module, "seconds_in_turn", seconds)
     chosen = choose(bench, PrecisionRequest("auto", 0.3, calibrate=samples()))
     assert [layer.precision for layer in chosen.layers] == [BFLOAT16] * 3
+
+
+@pytest.mark.parametrize("target", ["llvm -mattr=+amx-fp16,+amx-avx512", "llvm -mtriple=s390x-linux-gnu -mcpu=z15"])
+def test_auto_refuses_a_cpu_whose_code_cannot_run_here(target: str) -> None:
+    with pytest.raises(OptionError, match=r"precision auto measures, and code for llvm .* cannot run here"):
+        choose_for_network(ImportedNetwork("mlp"), PrecisionRequest("auto"), target, 1, True, {})
 
 
 def test_auto_returns_float32_where_nothing_is_faster(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
