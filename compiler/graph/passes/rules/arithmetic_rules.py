@@ -28,7 +28,11 @@ def remove_cast(builder: GraphBuilder, node: Node) -> str | None:
 
 def constant_second(builder: GraphBuilder, node: Node) -> str | None:
     """c + x -> x + c."""
-    if node.op not in _COMMUTATIVE or builder.array(node.inputs[0]) is None:
+    if node.op not in _COMMUTATIVE:
+        return None
+    # Two constants that stay, as packed weights do, would change places in every round.
+    first, second = (builder.is_constant(name) for name in node.inputs)
+    if not first or second:
         return None
     return builder.emit(node.op, node.inputs[::-1], name=node.name, output=node.output)
 

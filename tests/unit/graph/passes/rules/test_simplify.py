@@ -25,6 +25,16 @@ def test_simplifying_twice_changes_nothing(one: Simplify) -> None:
         assert str(one.apply(once)) == str(once), name
 
 
+def test_two_constants_that_stay_do_not_change_places(caplog: pytest.LogCaptureFixture) -> None:
+    builder = GraphBuilder("net", [Value("x", (2, 4))])
+    numbers = builder.constant(np.ones((4, 3), np.int8), "w")
+    scale, zero = builder.constant(np.array(0.5, np.float32), "s"), builder.constant(np.array(0, np.int8), "z")
+    weight = builder.emit("dequantize", [numbers, scale, zero], {"axis": 0})
+    scaled = builder.emit("mul", [builder.scalar(2.0, "float32"), weight])
+    Simplify().apply(builder.finish({"y": builder.emit("dense", ["x", scaled])}))
+    assert not caplog.records
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=2, max_size=6), st.data())
 def test_reshaped_normalizations_of_transposes_compute_the_same(factors: list[int], data: st.DataObject) -> None:
