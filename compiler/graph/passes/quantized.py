@@ -140,6 +140,8 @@ def _moved(builder: GraphBuilder, node: Node) -> str | None:
     alike = len({builder.value(part.name).dtype for part in parts}) == 1
     alike = alike and all((p.scale == first.scale).all() and (p.zero == first.zero).all() for p in parts if p.uniform)
     axis = first.axis if first.uniform else _axis_behind(builder, node, first)
+    # A negative scale makes the largest byte the smallest number.
+    alike = alike and (node.op != "max_pool2d" or bool((first.scale > 0).all()))
     if axis is None or not alike or (len(parts) > 1 and not all(part.uniform for part in parts)):
         return None
     operands = [*(part.name for part in parts), *node.inputs[len(moved) :]]

@@ -84,3 +84,16 @@ def test_a_bias_joins_the_integer_sum_only_where_that_cannot_overflow(largest: i
     for ours, theirs in zip(evaluate(changed, feed), evaluate(graph, feed), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
     assert (_ops(changed)[-1] == "rounded_mul") == joins
+
+
+@pytest.mark.parametrize("scale", [0.5, -0.5])
+def test_a_pool_moves_to_the_bytes_only_where_the_scale_keeps_their_order(scale: float) -> None:
+    net = Network(1, 4, 6, 6)
+    b = net.builder
+    pool: dict[str, Attribute] = {"kernel": (2, 2), "strides": (2, 2), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
+    y = b.emit("max_pool2d", [net.stored("x", scale, 9)], {**pool, "layout": "NCHW"})
+    graph = b.finish({"y": y})
+    changed = Quantized().apply(graph)
+    assert_same(changed, graph, 0.5)
+    moved = {changed.values[node.inputs[0]].dtype for node in changed.nodes if node.op == "max_pool2d"} == {"uint8"}
+    assert moved == (scale > 0)
