@@ -7,6 +7,7 @@ Its metadata, an `OptionInfo`, hold its description and its allowed values.
 import math
 from collections.abc import Iterable
 from dataclasses import Field, dataclass, field, fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self, get_args, get_type_hints
 
@@ -90,8 +91,11 @@ def check_value(setting: Field[object], kind: type, value: object, where: str) -
     info = info_of(setting)
     if isinstance(value, int) and value.bit_length() > 63:  # Python refuses to write or convert the longest
         raise OptionError(f"{where} must be a smaller number")
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+    if not isinstance(value, bool):  # NumPy's numbers too
+        if kind is float and isinstance(value, Real):
+            value = float(value)
+        elif kind is int and isinstance(value, Integral):
+            value = int(value)
     # In Python a bool is an int: True must not pass as 1 trial, nor 1 as yes.
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
         raise OptionError(f"{where} must be {KINDS[kind]}, not {value!r}")

@@ -20,6 +20,7 @@ from retune.compiler.frontend.model_edits import (
     expand_functions,
     with_contributed_domain,
     with_fixed_inputs,
+    with_sorted_nodes,
 )
 from retune.compiler.frontend.model_file import (
     CONTRIBUTED_DOMAIN,
@@ -100,7 +101,7 @@ def open_model(
     Raises: ModelFormatError when it cannot be read, or its operator set is too old or too new.
     """
     model = with_fixed_inputs(read_model(source, lazily=lazily), constants or {})
-    model = with_contributed_domain(model, CONVERTERS)
+    model = with_contributed_domain(with_sorted_nodes(model), CONVERTERS)
     if name is None:
         name = Path(source).stem if isinstance(source, str | Path) else model.graph.name
     original = at_supported_opset(model)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Container, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,48 @@ def _check_fixed(entry: onnx.ValueInfoProto, array: Array) -> None:
         declared = onnx.TensorProto.DataType.Name(kind).lower()
         actual = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
         raise ModelFormatError(f"the value of input {entry.name!r} is {actual}; the model says {declared}{wanted}")
+
+
+def with_sorted_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with every node behind those whose results it reads, as ONNX wants it: converters of types write
+    others. A cycle stays, for ONNX's checker.
+    """
+    graphs = [model.graph, *_inner_graphs(model.graph)]
+    if all(_sorted_nodes(graph) is None for graph in graphs):
+        return model
+    ordered = onnx.ModelProto()
+    ordered.CopyFrom(model)
+    # From the innermost graph outward, since sorting copies the graphs in attributes.
+    for graph in reversed([ordered.graph, *_inner_graphs(ordered.graph)]):
+        nodes = _sorted_nodes(graph)
+        if nodes is not None:
+            copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+            del graph.node[:]
+            graph.node.extend(copies)
+    return ordered
+
+
+def _sorted_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto] | None:
+    """The nodes in an order that computes operands first; None if they are in such an order, or there is none."""
+    maker = {name: number for number, node in enumerate(graph.node) for name in node.output if name}
+    needs = [{maker[name] for name in _read_by(node) if name in maker} for node in graph.node]
+    if all(need < number for number, its in enumerate(needs) for need in its):
+        return None
+    try:
+        order = TopologicalSorter(dict(enumerate(needs))).static_order()
+        return [graph.node[number] for number in order]
+    except CycleError:
+        return None
+
+
+def _read_by(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node reads, those in its graphs included."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+            for within in inner.node:
+                yield from _read_by(within)
+            yield from (entry.name for entry in inner.output)
 
 
 def with_contributed_domain(model: onnx.ModelProto, known: Container[str]) -> onnx.ModelProto:

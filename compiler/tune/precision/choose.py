@@ -44,6 +44,8 @@ _ATTEMPTS = 5
 """Choices that are compiled before layers are repaired."""
 _SENSED = 2
 """Samples that errors of single layers are measured on."""
+_MARGIN = 0.9
+"""Share of the tolerance that `auto` uses: errors on other inputs, and of tuned programs, differ from the measured."""
 _CURVE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 """Tolerances of the curve in the report."""
 
@@ -164,6 +166,11 @@ class _Auto:
             return self._float32(f"no layer can leave float32 within the tolerance of {limit} ({self.made.metric})")
         return self._confirmed(best)
 
+    @property
+    def _limit(self) -> float:
+        """The largest error on held-out samples."""
+        return _MARGIN * self.request.allowed
+
     def _all_in(self, form: str) -> dict[str, str]:
         return {each.name: form for each in self.layers if form in each.forms}
 
@@ -205,7 +212,7 @@ class _Auto:
 
     def _within_tolerance(self) -> dict[Unit, str]:
         """The choice that saves most among those whose measured error is within the tolerance; empty if none is."""
-        allowed, limit = self.request.allowed, self.request.allowed
+        allowed = limit = self._limit
         best: dict[Unit, str] = {}
         low, high, last = 0.0, math.inf, dict[Unit, str]()
         for _ in range(_ATTEMPTS):
@@ -228,7 +235,7 @@ class _Auto:
         converted between layers than times of single layers tell.
         """
         wholes = [dict.fromkeys(units, form) for form, units in faster.items()]
-        return [whole for whole in wholes if self._measure(whole) <= self.request.allowed]
+        return [whole for whole in wholes if self._measure(whole) <= self._limit]
 
     def _fastest(self, choices: Sequence[dict[Unit, str]]) -> dict[Unit, str]:
         """The choice whose network takes the least time; empty if all are."""
@@ -249,7 +256,7 @@ class _Auto:
             for unit in sorted(left, key=lambda unit: -self.errors[unit, left[unit]])[:count]:
                 left.pop(unit)
             count *= 2
-            if left and self._measure(left) <= self.request.allowed:
+            if left and self._measure(left) <= self._limit:
                 break
         return left
 
@@ -267,7 +274,7 @@ class _Auto:
                 > sum(times[FLOAT32].get(layer, 0.0) for layer in unit)
             ]
             left = {unit: form for unit, form in chosen.items() if unit not in slower}
-            if not slower or not left or self._measure(left) > self.request.allowed:
+            if not slower or not left or self._measure(left) > self._limit:
                 break
             chosen = left
         with device_lock():

@@ -2,11 +2,13 @@
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from retune.compiler.core.errors import OptionError
-from retune.compiler.core.options import info_of, tune_options
+from retune.compiler.core.options import TuneOptions, info_of, tune_options
 from retune.compiler.core.settings import Settings, Value, resolve, unknown_variables
 
 
@@ -135,3 +137,12 @@ def test_settings_are_listed_as_the_options_of_a_run_are_then_the_others(tmp_pat
     assert names[0] == "trials"
     assert names[len(options)] == "home"
     assert set(names) == {info_of(one).setting or one.name for one in fields(Settings)}
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given: dict[str, Any] = {"tolerance": np.float32(0.25), "trials": np.int64(7)}
+    options = TuneOptions(precision="auto", **given)
+    assert (options.tolerance, options.trials) == (0.25, 7)
+    assert all(type(number) in (int, float) for number in (options.tolerance, options.trials))
+    with pytest.raises(OptionError, match="trials must be an integer"):
+        TuneOptions(**{**given, "trials": np.float32(7)})

@@ -414,3 +414,37 @@ def test_an_omitted_result_is_no_operand_of_later_nodes(
     ]
     floats = {name: array.astype("float32") for name, array in weights.items()}
     agrees_with_onnxruntime(model_of(nodes, {"x": (4, 1, 3)}, ["y"], floats))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_nodes_in_any_order_are_sorted(dynamic: bool, model_of: ModelOf) -> None:
+    """The branches read a result of a node that comes later, and their own nodes are not in order either."""
+    negative = [helper.make_node("Neg", ["r"], ["n"]), relu("late", "r")]
+    positive = [relu("late", "p")]
+    branches = {
+        name: helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(nodes[0].output[0], 1, [2])])
+        for name, nodes in (("then_branch", negative), ("else_branch", positive))
+    }
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["is_positive"]),
+        helper.make_node("Abs", ["x"], ["late"]),
+        helper.make_node("If", ["is_positive"], ["y"], **branches),
+    ]
+    model = model_of(nodes, {"x": (2,)}, ["y"], {"zero": np.zeros((), "float32")})
+    nodes = [model.graph.node[3], *model.graph.node[:3]]
+    shuffled = onnx.ModelProto()
+    shuffled.CopyFrom(model)
+    del shuffled.graph.node[:]
+    shuffled.graph.node.extend(nodes)
+    network = retune.compile(shuffled, dynamic=dynamic)
+    np.testing.assert_array_equal(network(np.array([1, -3], "float32")), [1, 3])
+    np.testing.assert_array_equal(network(np.array([4, -3], "float32")), [-4, -3])
+    assert shuffled.graph.node[0].op_type == "If"
+
+
+def test_a_cycle_is_refused(model_of: ModelOf) -> None:
+    model = model_of([relu("x", "a"), relu("a", "y")], {"x": (2,)})
+    model.graph.node[0].input[0] = "y"
+    with pytest.raises(ModelFormatError, match="sorted"):
+        load_model(model)
