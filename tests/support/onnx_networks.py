@@ -20,7 +20,11 @@ def make_model(
 ) -> onnx.ModelProto:
     held = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
     graph = helper.make_graph(nodes, "net", inputs, outputs, held, value_info=known)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    opsets = [
+        helper.make_opsetid("", 17),
+        helper.make_opsetid("com.microsoft", 1),
+        helper.make_opsetid("ai.onnx.ml", 3),
+    ]
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
@@ -61,18 +65,20 @@ def residual_model() -> onnx.ModelProto:
 
 
 def unsupported_model() -> onnx.ModelProto:
-    """Two products with operators of ONNX Runtime's own between them, around which a part of the first is read."""
+    """Two products with operators of ONNX's domain of machine learning between them, with a part of the first read
+    around them.
+    """
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["y"]),
         helper.make_node("Shape", ["y"], ["dims"]),
-        helper.make_node("Gelu", ["y"], ["g"], domain="com.microsoft"),
-        helper.make_node("BiasGelu", ["g", "bias"], ["b"], domain="com.microsoft"),
+        helper.make_node("Scaler", ["y"], ["g"], domain="ai.onnx.ml", offset=[0.1], scale=[2.0]),
+        helper.make_node("ArrayFeatureExtractor", ["g", "order"], ["b"], domain="ai.onnx.ml"),
         helper.make_node("Reshape", ["b", "dims"], ["r"]),
         helper.make_node("Add", ["r", "y"], ["a"]),
         helper.make_node("MatMul", ["a", "v"], ["out"]),
-        helper.make_node("Gelu", ["out"], ["last"], domain="com.microsoft"),
+        helper.make_node("Scaler", ["out"], ["last"], domain="ai.onnx.ml", offset=[0.5], scale=[0.5]),
     ]
-    weights = {"w": draw_weights(64, 48), "v": draw_weights(48, 10), "bias": draw_weights(48)}
+    weights = {"w": draw_weights(64, 48), "v": draw_weights(48, 10), "order": np.arange(48)[::-1].copy()}
     known = [make_tensor("g", (3, 48)), make_tensor("b", (3, 48)), make_tensor("last", (3, 10))]
     outputs = [make_tensor("out", (3, 10)), make_tensor("last", (3, 10))]
     return make_model(nodes, [make_tensor("x", (3, 64))], outputs, weights, known)

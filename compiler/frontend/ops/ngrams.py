@@ -1,6 +1,7 @@
 """Converter of ONNX's TfIdfVectorizer for integers: how often each n-gram occurs in a row, times its weight."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 
@@ -51,8 +52,8 @@ def _vectorize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     columns = node.ints("ngram_indexes") or ()
     shortest, longest = (node.integer(f"{end}_gram_length", 1) for end in ("min", "max"))
     skipped = node.integer("max_skip_count", 0)
-    rows = builder.emit("reshape", [cast_to(builder, x.name, "int64")], {"shape": (x.size // x.shape[-1], x.shape[-1])})
-    count = builder.value(rows).shape[0]
+    count = prod(x.shape[:-1])
+    rows = builder.emit("reshape", [cast_to(builder, x.name, "int64")], {"shape": (count, x.shape[-1])})
     parts = []
     for length, table in enumerate(_tables(node), 1):
         if len(table):

@@ -15,10 +15,12 @@ pytestmark = pytest.mark.long
 
 def _save(path: Path, operator: str) -> None:
     entries = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["?", "?"]) for name in ("x", "y")]
-    node = helper.make_node(operator, ["x", "w"], ["y"], domain="" if operator == "MatMul" else "com.microsoft")
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    if operator == "Scaler":
+        node = helper.make_node(operator, ["x"], ["y"], domain="ai.onnx.ml", offset=[0.0], scale=[2.0])
     weights = [numpy_helper.from_array(np.ones((8, 4), np.float32), "w")]
     graph = helper.make_graph([node], "net", entries[:1], entries[1:], weights)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
 
@@ -27,11 +29,11 @@ def test_every_file_of_a_package_has_a_line_for_each_way(tmp_path: Path, monkeyp
     files = {"good": "x=2,8", "foreign": "x=2,8", "absent": ""}
     monkeypatch.setattr(packaged_models, "PACKAGES", {"package": ("1.0", files)})
     _save(tmp_path / "package" / "models" / "good.onnx", "MatMul")
-    _save(tmp_path / "package" / "models" / "foreign.onnx", "FusedMatMul")
+    _save(tmp_path / "package" / "models" / "foreign.onnx", "Scaler")
     out = tmp_path / "out.jsonl"
     packaged_models.main([str(tmp_path), "--out", str(out)])
     good, dynamic, foreign, _, absent = map(json.loads, out.read_text().splitlines())
     assert (good["result"], dynamic["result"], good["way"], dynamic["way"]) == ("right", "right", "static", "dynamic")
     assert good["error"] < 1e-6
-    assert "com.microsoft" in foreign["result"]
+    assert "ai.onnx.ml" in foreign["result"]
     assert absent["result"] == "there is no such file"

@@ -190,7 +190,7 @@ def test_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ours = {"retune", "retune-untuned", "onnxruntime"}
     assert {line["backend"] for line in timed} >= ours
     assert {line["backend"] for line in weighed} >= ours
-    assert all(line["error"] < 1e-4 for line in timed if line["backend"] != "onnxruntime")
+    assert all(line["error"] < 1e-4 for line in timed if line["backend"] not in ("onnxruntime", "openvino-default"))
     weights = 4 * (784 * 512 + 512 * 512 + 512 * 10) / 2**20
     assert all(weights < line["value"] < 100 for line in weighed)
     (tuned,) = (line for line in timed if line["backend"] == "retune")
@@ -265,11 +265,11 @@ def test_few_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--rows", "128", "--compacted", "6000", "--tasks", "30", "--seconds", "60", "--only", "best|history"]
+    argv = ["--rows", "128", "--compacted", "6000", "--tasks", "30", "--seconds", "60", "--only", "best"]
     lines = _lines(store.main, argv, tmp_path / "out.jsonl", capsys)
     assert {line["case"] for line in lines} == {
         "best_per_task", "best_of_one_task", "sql_best_view", "best_per_task_compacted",
-        "best_of_one_task_compacted", "history_of_one_task_compacted", "sql_best_view_compacted",
+        "best_of_one_task_compacted", "sql_best_view_compacted",
     }  # fmt: skip
     assert {line["rows"] for line in lines} in ({128, 6000}, {64, 6000})  # the clock may end the first store's filling
 
