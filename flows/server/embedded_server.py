@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from retune.compiler.core import config
-from retune.flows.cli.launch import GARBAGE, RESUMABLE, use_prefect
+from retune.flows.cli.launch import GARBAGE, RESUMABLE, end_on_signals, use_prefect
 from retune.flows.cli.state_folder import make_private_folder
 from retune.flows.server.prefect_tables import copy_tables, keep_tables
 from retune.flows.server.reaper import start_reaper
@@ -91,6 +91,7 @@ def begin_session() -> EmbeddedServer | None:
     """Make this process a session of `retune tune`, which ends with all that it starts, and import Prefect's settings.
     Returns the server that was started; None where the settings name one.
     """
+    end_on_signals(RESUMABLE)
     address = config.load().prefect_api
     folder = None if address else make_private_folder()
     config.set_environment({config.SESSION: new_id(), **config.prefect_environment(folder)})
