@@ -112,7 +112,7 @@ def tune(task: SearchTask, measurer: Measurer, trials: int, seconds: float, log:
     policy, tuned, began = SketchPolicy(task, XGBModel(), seed=0), Tuned(), time.monotonic()
     known = log.trials_of(task) if log else []
     tuned.known = len(known)
-    policy.tell([TaskProgram("", dump_steps(one.steps), one.seconds) for one in known])
+    policy.tell([TaskProgram("", dump_steps(program.steps), program.seconds) for program in known])
     again = [one.steps for one in known[:_KEPT] if one.costs]
     count, number = FIRST, len(known)
     while tuned.trials < trials:
@@ -122,7 +122,7 @@ def tune(task: SearchTask, measurer: Measurer, trials: int, seconds: float, log:
             break
         count = min(count, trials - tuned.trials)
         asked = policy.ask(max(count - len(again), 0), number, spent=tuned.trials / trials)
-        programs = [*again[:count], *(load_steps(one.steps) for one in asked)]
+        programs = [*again[:count], *(load_steps(program.steps) for program in asked)]
         again = []
         if not programs:
             break

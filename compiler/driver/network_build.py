@@ -73,13 +73,13 @@ def with_parameters(graph: Graph, params: Mapping[str, Array]) -> Graph:
     """
     known = {value.name: (value.dtype, tuple(value.shape)) for value in graph.inputs}
     own = {name: (array.dtype.name, array.shape) for name, array in graph.constants.items()}
-    given = {name: np.asarray(array) for name, array in params.items()}
-    for name, array in given.items():
+    bound = {name: np.asarray(array) for name, array in params.items()}
+    for name, array in bound.items():
         if name not in known | own:
             raise ModelFormatError(f"the network has no input {name}; its inputs are {', '.join(known)}")
         dtype, shape = (known | own)[name]
         if (array.dtype.name, array.shape) != (dtype, shape):
             raise ModelFormatError(f"the input {name} is {dtype}{list(shape)}, which its parameter is not")
     inputs = tuple(value for value in graph.inputs if value.name not in params)
-    constants = {**graph.constants, **given}
+    constants = {**graph.constants, **bound}
     return replace(graph, inputs=inputs, constants=constants) if params else graph

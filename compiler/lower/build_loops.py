@@ -47,6 +47,7 @@ from retune.compiler.schedule.state import (
     Root,
     State,
 )
+from retune.compiler.te.reduction import Reduce, values_of
 from retune.compiler.te.tensor import (
     PARTIAL_SUMS,
     RANKS,
@@ -55,10 +56,8 @@ from retune.compiler.te.tensor import (
     ExternOp,
     Handle,
     PlaceholderOp,
-    Reduce,
     Tensor,
     TensorRead,
-    values_of,
 )
 
 _KINDS = {

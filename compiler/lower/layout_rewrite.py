@@ -25,7 +25,8 @@ from retune.compiler.schedule.default.layout import (
 )
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, CacheRead, CacheWrite, ComputeAt, Fuse, Rfactor, Step
-from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp, Operation, PlaceholderOp, Tensor, TensorRead
+from retune.compiler.te.reduction import Axis, AxisKind
+from retune.compiler.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp, Tensor, TensorRead
 
 TRANSFORM = "auto_scheduler_layout_transform"
 """Name of the stage that rewrites the layout of an input."""

@@ -11,7 +11,7 @@ from retune.compiler.ir.expr import Binary, Buffer, Expr, Load, Var, cast
 from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, For, If, Let, LoopKind, Stmt, Store, block
 from retune.compiler.schedule.linear import LoopKey
 from retune.compiler.schedule.state import Number
-from retune.compiler.te.tensor import Reduce, values_of
+from retune.compiler.te.reduction import Reduce, values_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from retune.compiler.ir.rewrite import allocate
 from retune.compiler.ir.stmt import For, If, Let, LoopKind, Stmt, Store, block
 from retune.compiler.ir.visit import substitute
 from retune.compiler.lower.nests import stores
-from retune.compiler.te.tensor import Axis, Reduce
+from retune.compiler.te.reduction import Axis, Reduce
 
 _FEWEST = 192
 """With fewer elements to rank, vectors count faster."""

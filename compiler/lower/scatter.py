@@ -15,7 +15,7 @@ from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Cast, Expr, Select
 from retune.compiler.ir.stmt import For, If, Let, LoopKind, Stmt, block
 from retune.compiler.ir.visit import variables
 from retune.compiler.lower.nests import join_into, stores, wrap_in_guards
-from retune.compiler.te.tensor import Axis, Reduce, as_body, values_of
+from retune.compiler.te.reduction import Axis, Reduce, as_body, values_of
 
 _FEWEST_TERMS = 8
 """With fewer terms, testing each of them for each element is cheap, and runs in parallel."""

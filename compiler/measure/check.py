@@ -25,7 +25,8 @@ from retune.compiler.ir.expr import Binary, Call, Cast
 from retune.compiler.ir.visit import parts
 from retune.compiler.runtime.artifact import ArgSpec, Array
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.te.tensor import ComputeOp, ExternOp, Reduce
+from retune.compiler.te.reduction import Reduce
+from retune.compiler.te.tensor import ComputeOp, ExternOp
 
 # Small integers, so that sums of products stay far from overflow, where programs would agree by wrapping around.
 _SMALL_SIGNED, _SMALL = 8, 8

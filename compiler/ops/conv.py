@@ -18,7 +18,8 @@ from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.visit import substitute
 from retune.compiler.ops.matmul import require_bytes
 from retune.compiler.ops.op import Array, Attributed, FusionKind, Lowered, Op, OpCall, Shape, summed_product, widened
-from retune.compiler.te.tensor import CONCATENATED, Axis, ComputeOp, Tensor
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.tensor import CONCATENATED, ComputeOp, Tensor
 
 LAYOUTS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
 """Channels first and last, by the number of spatial dimensions."""

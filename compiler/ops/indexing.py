@@ -16,8 +16,9 @@ from retune.compiler import te
 from retune.compiler.ir.expr import Expr, is_float
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape
 from retune.compiler.ops.reduce import argmax, argmin
-from retune.compiler.te.tensor import RANKS, SCATTERS, Axis, Reduce, Tensor, smallest
-from retune.compiler.te.tensor import largest as largest_of
+from retune.compiler.te.reduction import Axis, Reduce, smallest
+from retune.compiler.te.reduction import largest as largest_of
+from retune.compiler.te.tensor import RANKS, SCATTERS, Tensor
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
 """How a scattered element joins the one that is there."""

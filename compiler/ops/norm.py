@@ -12,7 +12,8 @@ from retune.compiler import te
 from retune.compiler.core.dtype import accumulated
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, widened
-from retune.compiler.te.tensor import Axis, Tensor
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.tensor import Tensor
 
 
 def _normalize(call: OpCall) -> Lowered:

@@ -18,7 +18,8 @@ from retune.compiler.core.dtype import accumulated
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.dims import Dim
 from retune.compiler.ir.expr import Const, Expr
-from retune.compiler.te.tensor import Axis, Tensor
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.tensor import Tensor
 
 Attribute = int | float | bool | str | tuple[int, ...]
 Array = NDArray[Any]

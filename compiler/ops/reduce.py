@@ -10,7 +10,8 @@ from retune.compiler.core.dtype import accumulated, is_float, item_bytes
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, widened
-from retune.compiler.te.tensor import Axis, Reduce, Tensor
+from retune.compiler.te.reduction import Axis, Reduce
+from retune.compiler.te.tensor import Tensor
 
 _Combine = Callable[[Expr, Sequence[Axis]], Expr]
 _Evaluate = Callable[[OpCall, Sequence[Array]], Array]

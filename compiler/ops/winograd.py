@@ -25,7 +25,8 @@ from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.conv import window_extent, zero_padded
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, summed_product, widened
-from retune.compiler.te.tensor import Axis, Tensor
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.tensor import Tensor
 
 KERNEL = 3
 """The extent of the kernels that graphs may transform."""

@@ -7,17 +7,16 @@ from retune.compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Select
 from retune.compiler.ir.visit import uses, walk
 from retune.compiler.schedule.dag import ComputeDAG, cached_on_dag
 from retune.compiler.schedule.state import Attached, Inlined, State
+from retune.compiler.te.reduction import Axis, Reduce
 from retune.compiler.te.tensor import (
     CONCATENATED,
     LOOKS_UP_TABLES,
     MOVES_ELEMENTS,
     PARTIAL_SUMS,
     SCATTERS,
-    Axis,
     ComputeOp,
     ExternOp,
     Operation,
-    Reduce,
     TensorRead,
 )
 

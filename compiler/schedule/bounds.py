@@ -33,7 +33,8 @@ from retune.compiler.schedule.state import (
     Stage,
     State,
 )
-from retune.compiler.te.tensor import Axis, ComputeOp
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.tensor import ComputeOp
 
 _THREADS = (Annotation.VTHREAD, Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 

@@ -17,7 +17,8 @@ from retune.compiler.ir.visit import substitute, walk
 from retune.compiler.schedule.dag import ComputeDAG, Node, cached_on_dag
 from retune.compiler.schedule.graph_edits import attrs_of_result
 from retune.compiler.schedule.relations import joined_index
-from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, Reduce, TensorRead
+from retune.compiler.te.reduction import Axis, AxisKind, Reduce
+from retune.compiler.te.tensor import ComputeOp, TensorRead
 
 KIND = "tensor_core"
 """The attribute of an operation on tensor cores: the kind of their instruction."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from retune.compiler.ir.expr import COMPARISONS, LOGICAL, Binary, BinaryOp, Call, Cast, Expr, Not, Select, is_float
 from retune.compiler.ir.visit import children
-from retune.compiler.te.tensor import Combiner, TensorRead
+from retune.compiler.te.reduction import Combiner
+from retune.compiler.te.tensor import TensorRead
 
 
 @dataclass(frozen=True, slots=True)

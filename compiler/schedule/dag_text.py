@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from retune.compiler.ir.expr import Call, Expr, Select
 from retune.compiler.te.prim_func import unique_names, with_named_reads
-from retune.compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, PlaceholderOp, Reduce, Tensor
+from retune.compiler.te.reduction import Reduce
+from retune.compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, PlaceholderOp, Tensor
 
 # As TVM shortens graphs.
 _MAX_LINE = 256

@@ -6,7 +6,8 @@ the two sides of a choice the costlier side counts.
 """
 
 from retune.compiler.ir.expr import BOOL, Binary, Call, Cast, Const, Expr, Not, Select, Var, is_float
-from retune.compiler.te.tensor import Axis, Combiner, ComputeOp, Operation, Reduce, TensorRead
+from retune.compiler.te.reduction import Axis, Combiner, Reduce
+from retune.compiler.te.tensor import ComputeOp, Operation, TensorRead
 
 UNKNOWN = -1.0
 """The count of an operation with an expression that no rule covers."""

@@ -10,17 +10,8 @@ from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import BinaryOp, Expr, binary, const, select
 from retune.compiler.ir.visit import substitute, transform
 from retune.compiler.schedule.dag import ComputeDAG, Node, cached_on_dag
-from retune.compiler.te.tensor import (
-    PARTIAL_SUMS,
-    RANKS,
-    Axis,
-    AxisKind,
-    ComputeOp,
-    Reduce,
-    TensorRead,
-    as_body,
-    reads_of,
-)
+from retune.compiler.te.reduction import Axis, AxisKind, Reduce, as_body
+from retune.compiler.te.tensor import PARTIAL_SUMS, RANKS, ComputeOp, TensorRead, reads_of
 
 
 def cache_write(dag: ComputeDAG, op_id: int, scope: str) -> ComputeDAG:

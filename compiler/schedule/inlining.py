@@ -9,7 +9,8 @@ from retune.compiler.ir.visit import substitute, transform, walk
 from retune.compiler.schedule.counts import OpCounts, count_operations
 from retune.compiler.schedule.dag import ComputeDAG, cached_on_dag
 from retune.compiler.schedule.state import Inlined, State
-from retune.compiler.te.tensor import ComputeOp, Reduce, TensorRead
+from retune.compiler.te.reduction import Reduce
+from retune.compiler.te.tensor import ComputeOp, TensorRead
 
 
 def inline_body(state: State, stage_id: int) -> Expr:

@@ -16,7 +16,8 @@ from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.visit import transform
 from retune.compiler.schedule.default.layout import digit_values, parse_layout
 from retune.compiler.schedule.graph_edits import attrs_of_result
-from retune.compiler.te.tensor import Axis, ComputeOp, PlaceholderOp, Tensor, TensorRead
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.tensor import ComputeOp, PlaceholderOp, Tensor, TensorRead
 
 
 def remove_index_check(tensor: Tensor) -> None:

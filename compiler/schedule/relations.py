@@ -14,7 +14,8 @@ import numpy as np
 from retune.compiler.ir.expr import Expr, const
 from retune.compiler.schedule.linear import Linear
 from retune.compiler.schedule.state import FuseRelation, Number, Relation, SplitRelation, Stage
-from retune.compiler.te.tensor import Axis, ComputeOp
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.tensor import ComputeOp
 
 Value = TypeVar("Value", Expr, Linear)
 

@@ -11,7 +11,8 @@ from typing import ClassVar, Protocol
 from retune.compiler.core.errors import ScheduleError
 from retune.compiler.ir.affine import Number as Number
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp, Operation, PlaceholderOp
+from retune.compiler.te.reduction import Axis, AxisKind
+from retune.compiler.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp
 
 SHARED_SUFFIX = ".shared"
 """The end of the names of stages that the threads of a GPU block fill together: `CacheRead` appends its scope."""

@@ -11,7 +11,8 @@ from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.access import is_read_by_function, needs_multi_level_tiling, single_consumer
 from retune.compiler.schedule.state import Annotation, Attached, IterKind, Root, State
 from retune.compiler.schedule.steps import ComputeAt, ComputeInline, ComputeRoot, Step
-from retune.compiler.te.tensor import Axis, ComputeOp
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.tensor import ComputeOp
 
 _MOST_ENUMERATED = 256
 """Far more than `SearchOptions.max_location_variants`; bounds the exponential enumeration."""

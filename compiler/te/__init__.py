@@ -114,22 +114,8 @@ from retune.compiler.te.compute import logical_or as any
 from retune.compiler.te.extern import call_packed, extern
 from retune.compiler.te.prim_func import PrimFunc, create_prim_func
 from retune.compiler.te.reducers import Reducer, argmax, argmin, comm_reducer, max, min, prod, sum
-from retune.compiler.te.tensor import (
-    Axis,
-    AxisKind,
-    Combiner,
-    ComputeOp,
-    ExternOp,
-    Handle,
-    Operation,
-    PlaceholderOp,
-    Reduce,
-    Tensor,
-    TensorRead,
-    Values,
-    largest,
-    smallest,
-)
+from retune.compiler.te.reduction import Axis, AxisKind, Combiner, Reduce, Values, largest, smallest
+from retune.compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, PlaceholderOp, Tensor, TensorRead
 
 __all__ = [
     "Axis", "AxisKind", "Combiner", "ComputeOp", "ExternOp", "Handle", "Operation", "PlaceholderOp", "PrimFunc",

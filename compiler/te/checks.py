@@ -19,7 +19,8 @@ from retune.compiler.ir.affine import IndexForm, affine
 from retune.compiler.ir.expr import BOOL, Binary, BinaryOp, Const, Expr, Operand, Select, Var, as_expr, is_float, widen
 from retune.compiler.ir.visit import children, walk
 from retune.compiler.te.evaluate import value_over
-from retune.compiler.te.tensor import Axis, TensorRead
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.tensor import TensorRead
 
 DTYPES = frozenset(
     {"float16", "bfloat16", "float32", "float64", "bool", *NARROW}

@@ -26,19 +26,8 @@ from retune.compiler.te.checks import (
     truth,
     with_tag,
 )
-from retune.compiler.te.tensor import (
-    Axis,
-    AxisKind,
-    ComputeOp,
-    PlaceholderOp,
-    Reduce,
-    ReducedValue,
-    Tensor,
-    TensorRead,
-    as_body,
-    results_of,
-    values_of,
-)
+from retune.compiler.te.reduction import Axis, AxisKind, Reduce, ReducedValue, as_body, values_of
+from retune.compiler.te.tensor import ComputeOp, PlaceholderOp, Tensor, TensorRead, results_of
 
 
 def placeholder(shape: Sequence[int], dtype: str = "float32", name: str = "placeholder") -> Tensor:

@@ -20,14 +20,12 @@ from retune.compiler.ir.expr import Binary, Call, Cast, Const, Expr, Not, Select
 from retune.compiler.ir.numeric import BINARY, converted, intrinsic
 from retune.compiler.runtime.ffi.host_array import HostArray
 from retune.compiler.runtime.ffi.registry import find_function, get_global_func
+from retune.compiler.te.reduction import Axis, Combiner, Reduce
 from retune.compiler.te.tensor import (
-    Axis,
-    Combiner,
     ComputeOp,
     ExternOp,
     Handle,
     PlaceholderOp,
-    Reduce,
     Tensor,
     TensorRead,
     post_order,

@@ -11,13 +11,12 @@ from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Buffer, Expr, Load, as_expr
 from retune.compiler.ir.visit import transform
 from retune.compiler.te.checks import checked_name
+from retune.compiler.te.reduction import Axis, Reduce
 from retune.compiler.te.tensor import (
-    Axis,
     ComputeOp,
     ExternOp,
     Handle,
     PlaceholderOp,
-    Reduce,
     Tensor,
     TensorRead,
     post_order,

@@ -12,7 +12,7 @@ from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir import expr as ir
 from retune.compiler.ir.expr import Const, Expr, Operand
 from retune.compiler.te.compute import equal, isnan, logical_and, logical_not, logical_or, maximum, minimum
-from retune.compiler.te.tensor import Axis, AxisKind, Combiner, Reduce, ReducedValue, as_body, largest, smallest
+from retune.compiler.te.reduction import Axis, AxisKind, Combiner, Reduce, ReducedValue, as_body, largest, smallest
 
 Axes = Axis | Sequence[Axis]
 

@@ -69,7 +69,7 @@ def test_the_fastest_record_serves_where_no_run_confirmed_one(mlp: ExtractedNetw
 
 def test_all_programs_of_a_task_are_known_the_fastest_first(mlp: ExtractedNetwork, tmp_path: Path) -> None:
     _, others = find_programs(mlp, tmp_path, None)
-    assert [one.record_id for one in others[mlp.tasks[0].workload_key]] == ["FAST", "SLOW"]
+    assert [record.record_id for record in others[mlp.tasks[0].workload_key]] == ["FAST", "SLOW"]
 
 
 def test_what_was_faster_than_a_confirmed_program_takes_no_place(
@@ -80,7 +80,7 @@ def test_what_was_faster_than_a_confirmed_program_takes_no_place(
     hasty = replace(records[0], record_id="HASTY", costs=(3e-3,), censored=True)
     ParquetRecordStore(tmp_path).append([later, hasty])
     _, others = find_programs(mlp, tmp_path, None)
-    assert [one.record_id for one in others[mlp.tasks[0].workload_key]] == ["LATER", "SLOW"]
+    assert [record.record_id for record in others[mlp.tasks[0].workload_key]] == ["LATER", "SLOW"]
 
 
 def test_what_a_run_confirmed_last_serves(mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm) -> None:

@@ -68,4 +68,4 @@ def test_sampled_programs_with_rewritten_layouts_compute_the_same() -> None:
     rng = np.random.default_rng(0)
     values = {tensor: rng.standard_normal(tensor.shape).astype("float32") for tensor in dag.inputs}
     policy = SketchPolicy(task_of("matmul", dag), RandomModel(0), SearchOptions(population=64, generations=1), seed=3)
-    assert sum(check_every_form(dag, load_steps(one.steps), values) for one in policy.ask(6, 0)) >= 4
+    assert sum(check_every_form(dag, load_steps(program.steps), values) for program in policy.ask(6, 0)) >= 4

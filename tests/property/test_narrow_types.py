@@ -18,7 +18,8 @@ from retune.compiler.schedule.steps import Annotate, CacheRead, Reorder, Split, 
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.te.tensor import Axis, Tensor
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.tensor import Tensor
 from tests.support.property.checks import checked, explained
 from tests.support.property.programs import random_steps
 from tests.support.property.wild import wild_steps
@@ -165,7 +166,9 @@ def test_what_the_search_proposes_computes_the_definition(types: tuple[str, str,
     task = SearchTask("conv", dag, Target.host(), HardwareParams(1))
     policy = SketchPolicy(task, RandomModel(0), SearchOptions(population=64, generations=1), seed=1)
     values = inputs_of(dag, np.random.default_rng(0))
-    facts = [checked(dag, load_steps(one.steps), values, 1, [tolerance(dag, types[2])]) for one in policy.ask(8, 0)]
+    facts = [
+        checked(dag, load_steps(program.steps), values, 1, [tolerance(dag, types[2])]) for program in policy.ask(8, 0)
+    ]
     there = is_possible(dot_instructions(Target.host()), types[0], types[1])
     assert any("dot products" in fact for fact in facts) == there
 

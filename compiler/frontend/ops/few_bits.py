@@ -28,8 +28,8 @@ def packed_matrix(builder: GraphBuilder, node: OnnxNode) -> str:
         return ""
     zero = np.broadcast_to(zero.reshape(scale.shape if zero.size > 1 else ()), scale.shape)
     # From here on blocks lie along the rows.
-    turned = [array.T if axis == 1 else array for array in (x.astype("int32"), scale, zero.astype("int32"))]
-    codes, scale, zero = turned
+    transposed = [array.T if axis == 1 else array for array in (x.astype("int32"), scale, zero.astype("int32"))]
+    codes, scale, zero = transposed
     least = int(finite_limit(x.dtype.name, is_least=True))
     offset = (least - zero).astype("float32") * scale
     packed = _packed((codes - least).astype("uint8"), bits, block)
@@ -40,9 +40,9 @@ def packed_matrix(builder: GraphBuilder, node: OnnxNode) -> str:
 
 def _packed(codes: Array, bits: int, block: int) -> Array:
     """Codes (K, N) as bytes (blocks, bytes of a block, N), the first code of a byte in its low bits."""
-    held = BYTE // bits
-    parts = codes.reshape(len(codes) // block, block // held, held, codes.shape[1])
-    return np.asarray(sum(parts[:, :, part] << np.uint8(bits * part) for part in range(held)), "uint8")
+    per_byte = BYTE // bits
+    parts = codes.reshape(len(codes) // block, block // per_byte, per_byte, codes.shape[1])
+    return np.asarray(sum(parts[:, :, part] << np.uint8(bits * part) for part in range(per_byte)), "uint8")
 
 
 def multiplied(builder: GraphBuilder, node: OnnxNode, rows: str, matrix: str) -> str:

@@ -30,18 +30,18 @@ def _counted(builder: GraphBuilder, rows: str, table: Array, most_skipped: int) 
     number, length = table.shape
     total = builder.filled(0, "float32", (count, number))
     for distance in range(1, most_skipped + 2 if length > 1 else 2):
-        places = tokens - (length - 1) * distance
-        if places <= 0:
+        positions = tokens - (length - 1) * distance
+        if positions <= 0:
             break
         hit = ""
         for index in range(length):
-            part = cut(builder, rows, 1, index * distance, index * distance + places)
-            part = builder.emit("reshape", [part], {"shape": (count, 1, places)})
+            part = cut(builder, rows, 1, index * distance, index * distance + positions)
+            part = builder.emit("reshape", [part], {"shape": (count, 1, positions)})
             token = builder.constant(table[:, index].reshape(number, 1), "tokens")
             same = builder.emit("equal", [part, token])
             hit = builder.emit("bit_and", [hit, same]) if hit else same
-        found = builder.emit("reduce_sum", [cast_to(builder, hit, "float32")], {"axes": (2,), "keepdims": False})
-        total = builder.emit("add", [total, found])
+        occurrences = builder.emit("reduce_sum", [cast_to(builder, hit, "float32")], {"axes": (2,), "keepdims": False})
+        total = builder.emit("add", [total, occurrences])
     return total
 
 

@@ -79,7 +79,7 @@ def encode_at_run_time(builder: GraphBuilder, value: str, axes: tuple[int, ...],
     """
 
     def emit(op: str, operands: list[str | float], **attrs: Attribute) -> str:
-        names = [each if isinstance(each, str) else builder.scalar(each, "float32") for each in operands]
+        names = [operand if isinstance(operand, str) else builder.scalar(operand, "float32") for operand in operands]
         return builder.emit(op, names, attrs, name=name, output="bytes")
 
     size = emit("reduce_max", [emit("abs", [value])], axes=axes, keepdims=True)

@@ -21,7 +21,8 @@ from retune.compiler.lower.gpu.cross_thread_reduction import ThreadLoop, plan_cr
 from retune.compiler.lower.nests import NestLoop, fixed, join_into, loop_var
 from retune.compiler.schedule.access import held_types
 from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation, Attached, State
-from retune.compiler.te.tensor import ComputeOp, ExternOp, Reduce
+from retune.compiler.te.reduction import Reduce
+from retune.compiler.te.tensor import ComputeOp, ExternOp
 
 _THREADS = {
     Annotation.THREAD_X: LoopKind.THREAD_X,

@@ -30,7 +30,7 @@ from retune.compiler.lower.nests import (
     wrap_in_guards,
     wrap_in_loops,
 )
-from retune.compiler.te.tensor import Reduce, as_body
+from retune.compiler.te.reduction import Reduce, as_body
 
 _Along = TypeVar("_Along")
 

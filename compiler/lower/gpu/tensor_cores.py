@@ -35,7 +35,8 @@ from retune.compiler.lower.nests import NestLoop, fixed, fixed_all, loop_var
 from retune.compiler.schedule.contraction import KIND, LEFT, RIGHT, depth_is_inner
 from retune.compiler.schedule.relations import overrunning
 from retune.compiler.schedule.state import Annotation, Attached, FuseRelation, State
-from retune.compiler.te.tensor import ComputeOp, Reduce, TensorRead
+from retune.compiler.te.reduction import Reduce
+from retune.compiler.te.tensor import ComputeOp, TensorRead
 
 FRAGMENT_LOOPS = 3
 """Over rows, columns and the sum of one instruction; outside of them are two over the fragments of a warp."""

@@ -45,21 +45,8 @@ from retune.compiler.schedule.dag import ComputeDAG, Node
 from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask, restored_task
-from retune.compiler.te.tensor import (
-    Axis,
-    AxisKind,
-    Combiner,
-    ComputeOp,
-    ExternOp,
-    Handle,
-    PackedCall,
-    PlaceholderOp,
-    Reduce,
-    ReducedValue,
-    Tensor,
-    TensorRead,
-    Values,
-)
+from retune.compiler.te.reduction import Axis, AxisKind, Combiner, Reduce, ReducedValue, Values
+from retune.compiler.te.tensor import ComputeOp, ExternOp, Handle, PackedCall, PlaceholderOp, Tensor, TensorRead
 
 KIND, VERSION = "message", 6
 _BEFORE_3 = b"{"

@@ -14,7 +14,7 @@ from retune.compiler.ir.dot import BYTES, Pair, is_possible
 from retune.compiler.model.features.buffers import pick
 from retune.compiler.model.features.footprint import Footprint
 from retune.compiler.model.features.nest import Flags, Floats, Nest, product_where
-from retune.compiler.te.tensor import Reduce
+from retune.compiler.te.reduction import Reduce
 
 # Both constants are those of the pass vector-reductions.
 CHAINS = 4

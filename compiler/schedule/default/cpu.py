@@ -38,7 +38,8 @@ from retune.compiler.schedule.default.product_tiles import (
 from retune.compiler.schedule.default.row_blocks import find_row_blocks, in_row_blocks
 from retune.compiler.schedule.state import Annotation, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, ComputeInline, Fuse, Reorder, Split, Step
-from retune.compiler.te.tensor import SCATTERS, Axis, ComputeOp
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.tensor import SCATTERS, ComputeOp
 
 # Threads' shares differ by one iteration at most, which is negligible among so many.
 _PARALLEL_ITERATIONS = 64

@@ -36,7 +36,8 @@ from retune.compiler.schedule.steps import (
     Split,
     Step,
 )
-from retune.compiler.te.tensor import Axis, ComputeOp, TensorRead
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.tensor import ComputeOp, TensorRead
 
 _THREADS = 128
 """Threads of a block: four warps, of which a multiprocessor runs many."""

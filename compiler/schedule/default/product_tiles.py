@@ -18,7 +18,8 @@ from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.access import needs_multi_level_tiling
 from retune.compiler.schedule.state import Annotation, IterKind, State
 from retune.compiler.schedule.steps import UNROLL_PRAGMA, Annotate, Pragma, Reorder, Split
-from retune.compiler.te.tensor import Axis, ComputeOp
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.tensor import ComputeOp
 
 _VECTORS = (2, 4, 3, 5, 6, 1)
 """Vectors of a row that a product computes together; of equally fast widths the first wins."""

@@ -16,7 +16,8 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.product_tiles import as_tile, axes_of, register_tile, reorder_loops, row_axis_of
 from retune.compiler.schedule.state import Annotation, Attached, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split
-from retune.compiler.te.tensor import Axis, ComputeOp
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.tensor import ComputeOp
 
 _BLOCK = 3 << 16
 """Most bytes of a block of rows, next to a strip of the other factors in a second-level cache of half a megabyte."""

@@ -27,7 +27,8 @@ from retune.compiler.schedule.state import (
     initial_stage,
 )
 from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_annotated, refuse_attached, refuse_family
-from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp
+from retune.compiler.te.reduction import Axis, AxisKind
+from retune.compiler.te.tensor import ComputeOp, ExternOp
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def run(executor: GraphExecutor, sample: Sample) -> list[Array]:
 def seconds_in_turn(executors: Sequence[GraphExecutor]) -> list[float]:
     """Seconds of a run of each network: the least of the medians of several passes."""
     evaluator = TimeEvaluator(repeat=10, min_repeat_ms=1)
-    passes = [[each.benchmark(evaluator).median for each in executors] for _ in range(_ROUNDS)]
+    passes = [[executor.benchmark(evaluator).median for executor in executors] for _ in range(_ROUNDS)]
     return [min(seconds) for seconds in zip(*passes, strict=True)]
 
 

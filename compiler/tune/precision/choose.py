@@ -101,7 +101,7 @@ def choose(bench: Bench, request: PrecisionRequest, seed: int = 0) -> PrecisionC
     if request.precision == INT8:
         assignment = Assignment(assignment.layers, _best_ranges(bench, assignment, request, samples))
     error = _error(bench, assignment, request, held_out)
-    rows = tuple(LayerChoice(each.name, each.op, assignment.layers.get(each.name, FLOAT32)) for each in layers)
+    rows = tuple(LayerChoice(layer.name, layer.op, assignment.layers.get(layer.name, FLOAT32)) for layer in layers)
     return replace(made, layers=rows, ranges=assignment.ranges, error=error)
 
 
@@ -146,7 +146,7 @@ class _Auto:
 
     def choose(self) -> PrecisionChoice:
         names = [layer.name for layer in self.layers]
-        whole = Assignment({each.name: INT8 for each in self.layers if INT8 in each.forms})
+        whole = Assignment({layer.name: INT8 for layer in self.layers if INT8 in layer.forms})
         self.ranges = _best_ranges(self.bench, whole, self.request, self.samples)
         executors = {form: self._executor(self._all_in(form)) for form in (FLOAT32, *FORMS)}
         with device_lock():
@@ -172,7 +172,7 @@ class _Auto:
         return _MARGIN * self.request.allowed
 
     def _all_in(self, form: str) -> dict[str, str]:
-        return {each.name: form for each in self.layers if form in each.forms}
+        return {layer.name: form for layer in self.layers if form in layer.forms}
 
     def _executor(self, layers: Mapping[str, str]) -> GraphExecutor:
         return self.bench.compile_form(Assignment(layers, self.ranges))
@@ -291,7 +291,7 @@ class _Auto:
         for layer in self.layers:
             form = forms.get(layer.name, FLOAT32)
             error = self.errors[unit_of[layer.name], form] if form != FLOAT32 else 0.0
-            took = [times[each].get(layer.name) for each in (FLOAT32, AUTO)]
+            took = [times[kind].get(layer.name) for kind in (FLOAT32, AUTO)]
             rows.append(LayerChoice(layer.name, layer.op, form, took[0], took[1], error))
         error = self._measure(chosen)
         return replace(
@@ -309,7 +309,7 @@ class _Auto:
         power = 1.0 if self.request.metric == "cosine" else 2.0
         predicted = sum(self.errors[unit, form] ** power for unit, form in chosen.items()) ** (1 / power)
         scale = predicted / error if error > 0.0 else 1.0
-        return tuple((each, max(whole - self._saved(self._solve(each * scale)), 0.0)) for each in _CURVE)
+        return tuple((tolerance, max(whole - self._saved(self._solve(tolerance * scale)), 0.0)) for tolerance in _CURVE)
 
     def _float32(self, note: str) -> PrecisionChoice:
         rows = tuple(

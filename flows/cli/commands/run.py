@@ -30,7 +30,7 @@ def run(
     library = Library.load(artifact)
     chosen = library.threads if threads is None else threads
     executor = executor_of(library.network, chosen, None if on is None else [device(on)], library.kernels)
-    where = ", ".join(gpus()[each.device_id].identity for each in executor.devices[1:])
+    where = ", ".join(gpus()[device.device_id].identity for device in executor.devices[1:])
     shapes, dtypes = executor.get_input_info()
     executor.run()  # starts the threads, so that the meter can observe them
     with ContentionMeter(chosen) as meter:

@@ -19,7 +19,8 @@ from retune.compiler.schedule.access import (
 )
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
-from retune.compiler.te.tensor import Axis, AxisKind, Tensor
+from retune.compiler.te.reduction import Axis, AxisKind
+from retune.compiler.te.tensor import Tensor
 
 V, W = Axis("v", 8, AxisKind.SPATIAL), Axis("w", 8, AxisKind.SPATIAL)
 

@@ -123,8 +123,10 @@ def test_what_is_known_beforehand_is_neither_proposed_nor_learned_but_bred_from(
         policy = SketchPolicy(TINY, model, OPTIONS, init_search_callbacks=[PreloadMeasuredStates(results)])
         assert policy.best_seconds == 1e-3
         candidates = policy.ask(40, 0)
-        assert not {one.steps for one in candidates} & {told.steps for told in known}
-        assert not {text_of(one) for one in policy.evolutionary_search([], 10)} & {one.steps for one in known}
+        assert not {program.steps for program in candidates} & {told.steps for told in known}
+        assert not {text_of(program) for program in policy.evolutionary_search([], 10)} & {
+            program.steps for program in known
+        }
     assert model.updates == 0
 
 
@@ -154,7 +156,7 @@ def test_programs_of_a_custom_rule_compute_the_definition() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((10, 4), np.float32), rng.standard_normal((4, 10), np.float32)
     candidates = policy.ask(20, 0)
-    assert {len([step for step in load_steps(one.steps) if step.tag == "SP"]) for one in candidates} == {0, 1}
+    assert {len([step for step in load_steps(program.steps) if step.tag == "SP"]) for program in candidates} == {0, 1}
     for one in candidates:
         artifact = build_kernel(TINY, load_steps(one.steps), "kernel")
         result = aligned_array((10, 10), "float32")

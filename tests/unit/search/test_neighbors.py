@@ -37,8 +37,8 @@ def test_the_end_of_a_budget_goes_to_neighbors_of_the_best() -> None:
     assert all(one.mutation != mutation.NEIGHBOR for one in policy.ask(16, 1, 0.5))
     near = [one for one in policy.ask(16, 1, 0.9) if one.mutation == mutation.NEIGHBOR]
     assert len(near) >= 8
-    assert {one.parent_id for one in near} <= best
-    assert not {one.steps for one in near} & times.keys()
+    assert {program.parent_id for program in near} <= best
+    assert not {program.steps for program in near} & times.keys()
     off = SketchPolicy(TASK, RandomModel(0), SearchOptions(population=96, generations=2, finish_ratio=0.0))
     off.tell([TaskProgram("", text, seconds) for text, seconds in times.items()])
     assert all(one.mutation != mutation.NEIGHBOR for one in off.ask(16, 1, 1.0))

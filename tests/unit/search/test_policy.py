@@ -54,7 +54,7 @@ def timed(candidates: tuple[TaskProgram, ...]) -> list[TaskProgram]:
     """Made-up but reproducible times; every seventh program fails."""
     return [
         TaskProgram("", text, inf if int(program_id(text), 16) % 7 == 0 else 1e-6 * len(text) ** 2)
-        for text in (one.steps for one in candidates)
+        for text in (program.steps for program in candidates)
     ]
 
 
@@ -64,7 +64,7 @@ def test_candidates_are_distinct_legal_and_of_every_sketch(task: object) -> None
     chosen = CONV if task is CONV else MATMUL
     policy = SketchPolicy(chosen, RandomModel(0), OPTIONS, seed=1)
     candidates = policy.ask(32, 0)
-    assert len({one.steps for one in candidates}) == 32
+    assert len({program.steps for program in candidates}) == 32
     spaces = set()
     for one in candidates:
         state = replay(chosen.dag, load_steps(one.steps))
@@ -82,7 +82,7 @@ def test_a_part_of_the_first_batches_are_samples_as_they_were_drawn(ratio: float
 
 def test_equal_seeds_ask_alike_and_other_seeds_or_rounds_do_not() -> None:
     def asked(seed: int, round_index: int) -> list[str]:
-        return [one.steps for one in SketchPolicy(CONV, RandomModel(0), OPTIONS, seed).ask(16, round_index)]
+        return [program.steps for program in SketchPolicy(CONV, RandomModel(0), OPTIONS, seed).ask(16, round_index)]
 
     assert asked(0, 0) == asked(0, 0)
     assert asked(0, 0) != asked(1, 0)
@@ -95,8 +95,8 @@ def test_observed_programs_are_not_proposed_again() -> None:
     for round_index in range(3):
         candidates = policy.ask(24, round_index)
         assert len(candidates) == 24
-        assert not told & {one.steps for one in candidates}
-        told |= {one.steps for one in candidates}
+        assert not told & {program.steps for program in candidates}
+        told |= {program.steps for program in candidates}
         policy.tell(timed(candidates))
 
 
@@ -117,7 +117,7 @@ def test_features_extracted_ahead_train_the_same_model() -> None:
         spy = Spy()
         policy = SketchPolicy(CONV, spy, OPTIONS, seed=4)
         if ahead:
-            policy.expect(one.steps for batch in batches for one in batch)
+            policy.expect(program.steps for batch in batches for program in batch)
         for batch in batches:
             policy.tell(batch)
         return spy.batches, policy.ask(16, 3)
@@ -171,7 +171,7 @@ def test_the_best_measured_programs_have_children() -> None:
         results = timed(policy.ask(32, round_index))
         policy.tell(results)
     told = {program_id(text) for text in policy.observed.seconds}
-    assert any(one.parent_id in told for one in policy.ask(32, 3))
+    assert any(program.parent_id in told for program in policy.ask(32, 3))
 
 
 def test_programs_of_other_searches_train_the_model() -> None:
@@ -190,7 +190,7 @@ def test_a_small_space_is_exhausted() -> None:
     asked: list[str] = []
     for round_index in range(10):
         candidates = policy.ask(16, round_index)
-        asked += [one.steps for one in candidates]
+        asked += [program.steps for program in candidates]
         policy.tell(timed(candidates))
         if not candidates:
             break
@@ -220,7 +220,7 @@ def test_a_round_that_yields_nothing_is_tried_again_with_other_samples() -> None
         policy = SketchPolicy(MATMUL, RandomModel(0), options)
         texts: list[str] = []
         while candidates := policy.ask(8, 0):
-            texts += [one.steps for one in candidates]
+            texts += [program.steps for program in candidates]
             policy.tell(timed(candidates))
         return texts
 
@@ -239,7 +239,7 @@ def test_two_sketches_that_are_one_give_their_programs_once() -> None:
     task = task_of("relu", relu_only(64))
     policy = SketchPolicy(task, RandomModel(0), OPTIONS, init_search_callbacks=[unchanged])
     assert len({sketch.steps for sketch in policy.generate_sketches()}) < len(policy.generate_sketches())
-    texts = [one.steps for one in policy.ask(64, 0)]
+    texts = [program.steps for program in policy.ask(64, 0)]
     assert len(texts) == len(set(texts)) == len(SketchPolicy(task, RandomModel(0), OPTIONS).ask(64, 0))
 
 
@@ -306,7 +306,7 @@ def test_tell_takes_any_number_of_results() -> None:
     policy.tell([])
     results = timed(policy.ask(8, 0))
     policy.tell([*results, *results])
-    assert not {told.steps for told in results} & {one.steps for one in policy.ask(8, 1)}
+    assert not {told.steps for told in results} & {program.steps for program in policy.ask(8, 1)}
     assert policy.ask(0, 2) == ()
 
 
@@ -334,7 +334,7 @@ def test_a_batch_has_its_share_of_random_programs() -> None:
 def test_disturbed_timings_teach_only_where_most_are(failed: int, disturbed: int, taught: int) -> None:
     model = Spy()
     policy = SketchPolicy(MATMUL, model, SearchOptions(population=96, generations=2, learn_failures=False))
-    texts = [one.steps for one in policy.ask(8, 0)]
+    texts = [program.steps for program in policy.ask(8, 0)]
     failures = [TaskProgram("", text) for text in texts[:failed]]
     ran = [TaskProgram("", text, 1e-3, is_disturbed=at < disturbed) for at, text in enumerate(texts[failed:])]
     policy.tell([*failures, *ran])
@@ -349,4 +349,4 @@ def test_failures_are_taught_only_where_the_model_may_learn_from_them() -> None:
         asked = policy.ask(8, 0)
         policy.tell([TaskProgram("", one.steps, inf if place < 3 else 1e-3) for place, one in enumerate(asked)])
         assert [len(batch.seconds) for batch in model.batches] == [8 if learn else 5]
-        assert not {one.steps for one in policy.ask(8, 1)} & {one.steps for one in asked}
+        assert not {program.steps for program in policy.ask(8, 1)} & {program.steps for program in asked}

@@ -60,7 +60,7 @@ def test_nearest_are_of_other_tasks_the_most_alike_first_and_each_in_turn() -> N
 
 
 def programs_of(task: SearchTask, count: int) -> list[str]:
-    return [one.steps for one in SketchPolicy(task, RandomModel(0), OPTIONS).ask(count, 0)]
+    return [program.steps for program in SketchPolicy(task, RandomModel(0), OPTIONS).ask(count, 0)]
 
 
 def test_programs_of_another_size_become_programs_of_this_one() -> None:
@@ -92,10 +92,10 @@ def test_advice_is_asked_for_once_and_only_where_it_is_wanted() -> None:
     asked = policy.ask(20, 0)
     moved = [one for one in asked if one.mutation == mutation.TRANSFER]
     assert len(moved) >= 2
-    assert all(not one.parent_id for one in moved)
-    policy.tell([TaskProgram("", one.steps, 1e-3) for one in asked])
+    assert all(not program.parent_id for program in moved)
+    policy.tell([TaskProgram("", program.steps, 1e-3) for program in asked])
     policy.warm_start(advice)
-    assert not {one.steps for one in policy.ask(20, 1)} & {one.steps for one in asked}
+    assert not {program.steps for program in policy.ask(20, 1)} & {program.steps for program in asked}
     without = SketchPolicy(SMALL, RandomModel(0), SearchOptions(population=96, generations=2, transfer_ratio=0.0))
     without.warm_start(advice)
     assert all(one.mutation != mutation.TRANSFER for one in without.ask(20, 0))

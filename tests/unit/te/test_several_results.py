@@ -17,7 +17,8 @@ from retune.compiler.schedule.choices import choices_of
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.statements import statement_nests
-from retune.compiler.te.tensor import ComputeOp, Reduce, Tensor
+from retune.compiler.te.reduction import Reduce
+from retune.compiler.te.tensor import ComputeOp, Tensor
 
 
 def moments(name: str = "moments") -> te.Reducer:

@@ -165,7 +165,7 @@ def test_defaults_that_are_kept_are_what_the_report_tells() -> None:
     assert not wrong.keeps_defaults, "a wrong network is told of, not hidden"
     lost = winner_of((TaskProgram("winograd", "[]"), Measurement((0.2,))), key="winograd", index=0)
     tasks = [winner_of(key=key).task for key in ("key", "winograd", "third", "fourth")]
-    kept = {one.task.workload_key: one for one in keep_defaults([WINNER, lost], tasks, {"key", "third"})}
+    kept = {row.task.workload_key: row for row in keep_defaults([WINNER, lost], tasks, {"key", "third"})}
     assert {key: (one.serves, one.is_default) for key, one in kept.items()} == {
         "key": (True, True), "winograd": (False, True), "third": (True, True)
     }  # fmt: skip

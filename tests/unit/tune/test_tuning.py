@@ -33,7 +33,7 @@ class CountingPolicy:
         self.observed: list[list[TaskProgram]] = []
 
     def ask(self, count: int, round_index: int) -> tuple[TaskProgram, ...]:  # noqa: ARG002
-        known = {one.steps for batch in self.observed for one in batch}
+        known = {program.steps for batch in self.observed for program in batch}
         names = (f"program {number}" for number in range(self.limit))
         fresh = itertools.islice((name for name in names if name not in known), count)
         return tuple(TaskProgram(self.task.workload_key, name, mutation="sample") for name in fresh)
@@ -288,7 +288,7 @@ def test_a_long_run_is_replayed_to_the_very_model_that_it_had() -> None:
     stored: list[MeasureRecord] = []
     for number in range(5):
         candidates = run.ask(0, 16)
-        times = [(1 + zlib.crc32(one.steps.encode()) % 97) * 1e-4 for one in candidates]
+        times = [(1 + zlib.crc32(program.steps.encode()) % 97) * 1e-4 for program in candidates]
         results = [Measurement((seconds,), MeasureStatus.OK, "", 0.1, 0.1) for seconds in times]
         ids = (f"{number:03d}-{one:03d}" for one in itertools.count())
         records = run.records_of(0, candidates, results, run.elapsed + 1.0, ids.__next__)
@@ -296,7 +296,7 @@ def test_a_long_run_is_replayed_to_the_very_model_that_it_had() -> None:
         run.tell(0, records)
     again = begin([matmul(64)], [1], RUN_INFO)
     again.replay({}, stored)
-    assert [one.steps for one in again.ask(0, 16)] == [one.steps for one in run.ask(0, 16)]
+    assert [program.steps for program in again.ask(0, 16)] == [program.steps for program in run.ask(0, 16)]
 
 
 def test_small_reductions_get_no_round_and_do_not_keep_the_latency_unknown() -> None:

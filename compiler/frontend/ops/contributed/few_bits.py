@@ -16,11 +16,11 @@ def _unpacked(write: Composition, packed: str, bits: int, count: int) -> str:
     if bits == BYTE:
         return cut(write.builder, packed, len(write.shape(packed)) - 1, 0, count)
     *outer, size = write.shape(packed)
-    held = BYTE // bits
+    per_byte = BYTE // bits
     shifts = write.builder.constant(np.arange(0, BYTE, bits, dtype="uint8"), "shifts")
     codes = write("shift_right", write("reshape", packed, shape=(*outer, size, 1)), shifts)
     codes = write("bit_and", codes, (1 << bits) - 1)
-    return cut(write.builder, write("reshape", codes, shape=(*outer, size * held)), len(outer), 0, count)
+    return cut(write.builder, write("reshape", codes, shape=(*outer, size * per_byte)), len(outer), 0, count)
 
 
 def _matmul(write: Composition) -> str:

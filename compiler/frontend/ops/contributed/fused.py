@@ -25,8 +25,8 @@ def activated(write: Composition, x: str) -> str:
     keys = _ACTIVATIONS[name]
     numbers = node.numbers("activation_params")
     if not numbers:
-        given = ((key, f"activation_{key}") for key in keys)
-        parameters = {key: node.number(name, 0.0) for key, name in given if name in node.attributes}
+        named = ((key, f"activation_{key}") for key in keys)
+        parameters = {key: node.number(name, 0.0) for key, name in named if name in node.attributes}
     elif len(numbers) == len(keys):
         parameters = dict(zip(keys, numbers, strict=True))
     else:

@@ -267,7 +267,7 @@ def test_first_batch_is_led_by_the_analytical_model() -> None:
         features = extract(statement_nests(state), choices_of(state), HARDWARE, count=1)
         return float(prior_scores(features, task.flop_count, HARDWARE)[0])
 
-    asked = [guessed(load_steps(one.steps)) for one in policy.ask(8, 0)]
+    asked = [guessed(load_steps(program.steps)) for program in policy.ask(8, 0)]
     (space,) = policy.spaces
     drawn = [guessed(space.steps(row)) for row in space.sample(np.random.default_rng(1), 24)]
     assert np.median(asked) > 2 * np.median(drawn)

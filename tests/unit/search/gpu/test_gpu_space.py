@@ -152,6 +152,6 @@ def test_the_policy_proposes_distinct_legal_gpu_programs(name: str) -> None:
     task = gpu_task_of(name, DAGS[name])
     policy = SketchPolicy(task, RandomModel(0), SearchOptions(population=512, generations=2), seed=1)
     candidates = policy.ask(16, 0)
-    assert len({one.steps for one in candidates}) == 16
+    assert len({program.steps for program in candidates}) == 16
     for one in candidates:
         assert gpu_legal(statement_nests(replay(task.dag, load_steps(one.steps))), GPU, 1).all()
