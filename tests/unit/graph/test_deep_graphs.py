@@ -17,7 +17,7 @@ from retune.compiler.graph.partition.fuse import DEEPEST, LARGEST_EXPRESSION, _F
 from retune.compiler.graph.partition.memory_plan import Request, plan_memory
 from retune.compiler.graph.passes.rules.activations import ACTIVATIONS
 from retune.compiler.graph.passes.rules.patterns import Matcher
-from retune.compiler.graph.passes.rules.recognize import FORMS
+from retune.compiler.graph.passes.rules.recognize import REWRITE_RULES
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.ops import OPS, FusionKind
 from retune.compiler.runtime.executor.executors import executor_of
@@ -105,7 +105,7 @@ def test_a_concatenation_of_many_operands_is_right() -> None:
 def test_patterns_are_looked_for_in_long_sums() -> None:
     graph = _graph(3000, STEPS["plus_input"])
     matcher = Matcher(graph)
-    assert all(matcher.find(form.pattern, node) is None for form in ACTIVATIONS for node in graph.nodes[-50:])
+    assert all(matcher.find(rule.pattern, node) is None for rule in ACTIVATIONS for node in graph.nodes[-50:])
 
 
 def test_a_sum_is_flattened_once_for_all_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_a_sum_is_flattened_once_for_all_patterns(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Matcher, "_terms", counted)
     graph = _graph(20, STEPS["plus_input"])
     matcher = Matcher(graph)
-    assert all(matcher.find(form.pattern, node) is None for form in FORMS for node in graph.nodes)
+    assert all(matcher.find(rule.pattern, node) is None for rule in REWRITE_RULES for node in graph.nodes)
     assert flattened["y"] == 1
     assert max(flattened.values()) == 1
 

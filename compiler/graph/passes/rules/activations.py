@@ -8,10 +8,20 @@ hard_swish  x * clip(x + 3, 0, 6) / 6, x * clip(x / 6 + 1 / 2, 0, 1)
 
 from math import pi, sqrt
 
-from retune.compiler.graph.passes.rules.patterns import Either, Form, Named, Op, Pattern, Product, Sum, X, unary
+from retune.compiler.graph.passes.rules.patterns import (
+    Capture,
+    Either,
+    Op,
+    Pattern,
+    Product,
+    RewriteRule,
+    Sum,
+    X,
+    unary,
+)
 
 _ERF = Op("erf", (Product((X,), sqrt(0.5)),))
-_HALF = Named("half", Product((X,), 0.5))
+_HALF = Capture("half", Product((X,), 0.5))
 # Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
 _CUBE = 0.044715
 
@@ -51,10 +61,10 @@ _HARD_SWISH = Either(
 )
 
 ACTIVATIONS = (
-    Form(_GELU, unary("gelu")),
-    Form(_GELU_TANH, unary("gelu_tanh")),
-    Form(Product((X, Op("sigmoid", (X,)))), unary("silu")),
-    Form(Product((X,), under=(_ONE_AND_POWER,)), unary("silu")),
-    Form(Product((), under=(_ONE_AND_POWER,)), unary("sigmoid")),
-    Form(_HARD_SWISH, unary("hard_swish")),
+    RewriteRule(_GELU, unary("gelu")),
+    RewriteRule(_GELU_TANH, unary("gelu_tanh")),
+    RewriteRule(Product((X, Op("sigmoid", (X,)))), unary("silu")),
+    RewriteRule(Product((X,), denominators=(_ONE_AND_POWER,)), unary("silu")),
+    RewriteRule(Product((), denominators=(_ONE_AND_POWER,)), unary("sigmoid")),
+    RewriteRule(_HARD_SWISH, unary("hard_swish")),
 )

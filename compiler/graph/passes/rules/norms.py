@@ -10,29 +10,29 @@ A factor inside such a form, as in c * (scale / sqrt(…)), becomes a multiplica
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Node
 from retune.compiler.graph.passes.rules.patterns import (
+    Capture,
+    CaptureAttr,
     Either,
-    Form,
     Match,
-    Named,
     Op,
     Pattern,
     Product,
+    RewriteRule,
     Sum,
-    Wanted,
     Write,
     X,
 )
 
-_ANY_AXES: dict[str, Attribute | Wanted] = {"axes": Wanted("axes"), "keepdims": True}
-_EPSILON = Wanted("epsilon")
+_ANY_AXES: dict[str, Attribute | CaptureAttr] = {"axes": CaptureAttr("axes"), "keepdims": True}
+_EPSILON = CaptureAttr("epsilon")
 
 
 def _mean(x: Pattern) -> Pattern:
     return Op("reduce_mean", (x,), _ANY_AXES)
 
 
-_MEAN = Named("mean", _mean(X))
-_CENTERED = Named("centred", Op("sub", (X, _MEAN)))
+_MEAN = Capture("mean", _mean(X))
+_CENTERED = Capture("centred", Op("sub", (X, _MEAN)))
 # Both forms of the variance, E[(x - m)^2] and E[x^2] - m^2; the operator computes the first, which does not cancel.
 _DEVIATION = Op(
     "sqrt",
@@ -47,14 +47,14 @@ _DEVIATION = Op(
 )
 _ROOT_MEAN_SQUARE = Op("sqrt", (Sum((_mean(Product((X, X))),), _EPSILON),))
 # The s of TensorFlow's form: both uses must be the same value.
-_FACTOR = Named("factor", Product((), under=(_DEVIATION,), rest="scale"))
+_FACTOR = Capture("factor", Product((), denominators=(_DEVIATION,), others="scale"))
 
 
 def _write_normalize(*, centred: bool) -> Write:
     def write(builder: GraphBuilder, match: Match, node: Node) -> str:
         attrs = {"axes": match.attrs["axes"], "epsilon": match.attrs["epsilon"], "centred": centred}
         result = builder.emit("normalize", [match.values["x"]], attrs, name=node.name, output=node.output)
-        for factor in match.rest.get("scale", ()):
+        for factor in match.others.get("scale", ()):
             result = builder.emit("mul", [result, factor], name=node.name, output=node.output)
         if "bias" in match.values:
             result = builder.emit("add", [result, match.values["bias"]], name=node.name, output=node.output)
@@ -64,11 +64,11 @@ def _write_normalize(*, centred: bool) -> Write:
 
 
 NORMS = (
-    Form(Product((_CENTERED,), under=(_DEVIATION,), rest="scale"), _write_normalize(centred=True)),
-    Form(
-        Sum((Product((X, _FACTOR)), Product((_MEAN, _FACTOR), -1.0), Named("bias"))),
+    RewriteRule(Product((_CENTERED,), denominators=(_DEVIATION,), others="scale"), _write_normalize(centred=True)),
+    RewriteRule(
+        Sum((Product((X, _FACTOR)), Product((_MEAN, _FACTOR), -1.0), Capture("bias"))),
         _write_normalize(centred=True),
     ),
-    Form(Sum((Product((X, _FACTOR)), Product((_MEAN, _FACTOR), -1.0))), _write_normalize(centred=True)),
-    Form(Product((X,), under=(_ROOT_MEAN_SQUARE,), rest="scale"), _write_normalize(centred=False)),
+    RewriteRule(Sum((Product((X, _FACTOR)), Product((_MEAN, _FACTOR), -1.0))), _write_normalize(centred=True)),
+    RewriteRule(Product((X,), denominators=(_ROOT_MEAN_SQUARE,), others="scale"), _write_normalize(centred=False)),
 )

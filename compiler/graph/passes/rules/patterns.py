@@ -25,82 +25,91 @@ _USUAL_DIGITS = 2e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """Any value, the same for every use of the name; with a pattern, a value of this form."""
+class Capture:
+    """Any value, the same at every use of `name`; with a `pattern`, a value that matches it."""
 
     name: str
-    form: "Pattern | None" = None
+    pattern: "Pattern | None" = None
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A node of the operator; a `Wanted` attribute gets a name, others must be equal."""
+    """A node of the operator `op`. Its attributes must equal `attrs`, except where a `CaptureAttr` takes any value."""
 
     op: str
     operands: tuple["Pattern", ...]
-    attrs: Mapping[str, "Attribute | Wanted"] = field(default_factory=dict)
+    attrs: Mapping[str, "Attribute | CaptureAttr"] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """An attribute or number of any value, the same for every use of the name."""
+class CaptureAttr:
+    """Any attribute or number, the same at every use of `name`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Factors in any order, with `under` in the denominator; `scale` is the product of the constants.
+    """A product of `factors`, in any order, over `denominators`; `scale` is the product of its constants.
 
-    `rest`, if not empty, names further factors.
+    Further factors are bound to the name `others`; without the name there may be none.
     """
 
     factors: tuple["Pattern", ...]
     scale: float = 1.0
-    under: tuple["Pattern", ...] = ()
-    rest: str = ""
+    denominators: tuple["Pattern", ...] = ()
+    others: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Terms in any order; `constant` is the sum of the constants."""
+    """A sum of `terms`, in any order; `constant` is the sum of its constants."""
 
     terms: tuple["Pattern", ...]
-    constant: "float | Wanted" = 0.0
+    constant: "float | CaptureAttr" = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    forms: tuple["Pattern", ...]
+    """A value that matches at least one of `patterns`."""
+
+    patterns: tuple["Pattern", ...]
 
 
-Pattern = Named | Op | Product | Sum | Either
+Pattern = Capture | Op | Product | Sum | Either
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The bindings of names: values, attributes and numbers, further factors; and the values inside."""
+    """What the names of a pattern are bound to: values, attributes and numbers, and further factors.
+
+    `inner` are the values that the match covers.
+    """
 
     values: Mapping[str, str] = field(default_factory=dict)
     attrs: Mapping[str, Attribute] = field(default_factory=dict)
-    rest: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     inner: frozenset[str] = frozenset()
 
-    def with_attr(self, wanted: "Attribute | Wanted", value: Attribute) -> "Match | None":
-        """The match with `wanted` bound to `value`; None if it is bound to another value."""
-        if not isinstance(wanted, Wanted):
-            return self if wanted == value else None
-        if wanted.name in self.attrs:
-            return self if self.attrs[wanted.name] == value else None
-        return replace(self, attrs={**self.attrs, wanted.name: value})
+    def with_attr(self, expected: "Attribute | CaptureAttr", value: Attribute) -> "Match | None":
+        """The match if `value` equals `expected`, or was or can be bound to its name; else None."""
+        if not isinstance(expected, CaptureAttr):
+            return self if expected == value else None
+        if expected.name in self.attrs:
+            return self if self.attrs[expected.name] == value else None
+        return replace(self, attrs={**self.attrs, expected.name: value})
 
-    def covering(self, names: Sequence[str]) -> "Match":
+    def with_inner(self, names: Sequence[str]) -> "Match":
+        """The match that covers the values `names` too."""
         return replace(self, inner=self.inner.union(names)) if names else self
 
 
 @dataclass(frozen=True, slots=True)
 class _Flat:
-    """A value as `scale` times factors over denominators, or plus signed terms; `inner` are the values inside."""
+    """A value as the product of `scale` and factors, or the sum of `scale` and terms.
+
+    `parts` are these values, each with whether it is a denominator, or is subtracted. `inner` are the values inside.
+    """
 
     scale: float
     parts: tuple[tuple[str, bool], ...]
@@ -108,7 +117,7 @@ class _Flat:
 
 
 def _can_be(pattern: Pattern, op: str) -> bool:
-    """Whether a node of operator `op` may compute the form; a quick test before the search."""
+    """Whether a node of operator `op` may match; a quick test before the search."""
     match pattern:
         case Op():
             return pattern.op == op
@@ -117,9 +126,9 @@ def _can_be(pattern: Pattern, op: str) -> bool:
         case Sum():
             return op in _SUMS
         case Either():
-            return any(_can_be(form, op) for form in pattern.forms)
-        case Named():
-            return pattern.form is None or _can_be(pattern.form, op)
+            return any(_can_be(choice, op) for choice in pattern.patterns)
+        case Capture():
+            return pattern.pattern is None or _can_be(pattern.pattern, op)
 
 
 class Matcher:
@@ -133,117 +142,122 @@ class Matcher:
         self._sums: dict[str, _Flat] = {}
 
     def find(self, pattern: Pattern, node: Node) -> Match | None:
-        """The first match of the form with the result of `node`, if any."""
+        """The first match of `pattern` with the result of `node`, if any."""
         if not _can_be(pattern, node.op):
             return None
         # Backtracking search: the generators enumerate all ways to match commutative operands; the first match without
         # outside readers is taken.
-        for match in self._value(pattern, node.output, Match()):
-            if self._closed(match.inner - {node.output}, match.inner | {node.output}):
+        for match in self._match(pattern, node.output, Match()):
+            if self._is_closed(match.inner - {node.output}, match.inner | {node.output}):
                 return match
         return None
 
-    def _closed(self, inner: frozenset[str], readers: frozenset[str]) -> bool:
+    def _is_closed(self, inner: frozenset[str], readers: frozenset[str]) -> bool:
         return all(
             name not in self._outputs and all(node.output in readers for node in self._consumers[name])
             for name in inner
         )
 
-    def _value(self, pattern: Pattern, name: str, match: Match) -> Iterator[Match]:
+    def _match(self, pattern: Pattern, name: str, match: Match) -> Iterator[Match]:
         match pattern:
-            case Named():
-                yield from self._named(pattern, name, match)
+            case Capture():
+                yield from self._match_capture(pattern, name, match)
             case Op():
-                yield from self._op(pattern, name, match)
+                yield from self._match_op(pattern, name, match)
             case Product():
-                yield from self._product(pattern, name, match, 1.0)
+                yield from self._match_product(pattern, name, match, 1.0)
             case Sum():
-                yield from self._sum(pattern, name, match)
+                yield from self._match_sum(pattern, name, match)
             case Either():
-                for form in pattern.forms:
-                    yield from self._value(form, name, match)
+                for choice in pattern.patterns:
+                    yield from self._match(choice, name, match)
 
-    def _named(self, pattern: Named, name: str, match: Match) -> Iterator[Match]:
+    def _match_capture(self, pattern: Capture, name: str, match: Match) -> Iterator[Match]:
         if pattern.name in match.values:
             if match.values[pattern.name] == name:
                 yield match
             return
         known = replace(match, values={**match.values, pattern.name: name})
-        if pattern.form is None:
+        if pattern.pattern is None:
             yield known
         else:
-            yield from self._value(pattern.form, name, known)
+            yield from self._match(pattern.pattern, name, known)
 
-    def _op(self, pattern: Op, name: str, match: Match) -> Iterator[Match]:
+    def _match_op(self, pattern: Op, name: str, match: Match) -> Iterator[Match]:
         node = self._producers.get(name)
         if node is None or node.op != pattern.op or len(node.inputs) != len(pattern.operands):
             return
         result: Match | None = match
-        for key, wanted in pattern.attrs.items():
-            result = None if result is None else result.with_attr(wanted, node.attrs[key])
+        for key, expected in pattern.attrs.items():
+            result = None if result is None else result.with_attr(expected, node.attrs[key])
         if result is not None:
-            yield from self._all(tuple(zip(pattern.operands, node.inputs, strict=True)), result.covering((name,)))
+            yield from self._match_operands(
+                tuple(zip(pattern.operands, node.inputs, strict=True)), result.with_inner((name,))
+            )
 
-    def _all(self, pairs: tuple[tuple[Pattern, str], ...], match: Match) -> Iterator[Match]:
+    def _match_operands(self, pairs: tuple[tuple[Pattern, str], ...], match: Match) -> Iterator[Match]:
         if not pairs:
             yield match
             return
         (pattern, name), *others = pairs
-        for result in self._value(pattern, name, match):
-            yield from self._all(tuple(others), result)
+        for result in self._match(pattern, name, match):
+            yield from self._match_operands(tuple(others), result)
 
-    def _product(self, pattern: Product, name: str, match: Match, sign: float) -> Iterator[Match]:
+    def _match_product(self, pattern: Product, name: str, match: Match, sign: float) -> Iterator[Match]:
         flat = self._factors(name)
-        if not self._alike(flat.scale * sign, pattern.scale, name):
+        if not self._is_close(flat.scale * sign, pattern.scale, name):
             return
-        wanted = (*((form, False) for form in pattern.factors), *((form, True) for form in pattern.under))
-        yield from self._some(wanted, flat.parts, match.covering(flat.inner), pattern.rest)
+        patterns = (*((each, False) for each in pattern.factors), *((each, True) for each in pattern.denominators))
+        yield from self._match_factors(patterns, flat.parts, match.with_inner(flat.inner), pattern.others)
 
-    def _sum(self, pattern: Sum, name: str, match: Match) -> Iterator[Match]:
+    def _match_sum(self, pattern: Sum, name: str, match: Match) -> Iterator[Match]:
         # Sums are flattened once per value: backtracking visits the same sum for many assignments of its terms.
         flat = self._sums[name] = self._sums.get(name) or self._terms(name)
         result: Match | None = match
-        if isinstance(pattern.constant, Wanted):
+        if isinstance(pattern.constant, CaptureAttr):
             result = match.with_attr(pattern.constant, flat.scale)
-        elif not self._alike(flat.scale, pattern.constant, name):
+        elif not self._is_close(flat.scale, pattern.constant, name):
             return
         if result is not None:
-            yield from self._some_terms(pattern.terms, flat.parts, result.covering(flat.inner))
+            yield from self._match_terms(pattern.terms, flat.parts, result.with_inner(flat.inner))
 
-    def _some(
-        self, wanted: Sequence[tuple[Pattern, bool]], parts: Sequence[tuple[str, bool]], match: Match, rest: str
+    def _match_factors(
+        self, patterns: Sequence[tuple[Pattern, bool]], parts: Sequence[tuple[str, bool]], match: Match, others: str
     ) -> Iterator[Match]:
-        """Match each wanted factor with another of `parts`; leftovers are bound to `rest`, if it is not empty."""
-        if not wanted:
-            if rest and parts and not any(under for _, under in parts):
-                yield replace(match, rest={**match.rest, rest: tuple(name for name, _ in parts)})
+        """Match each pattern with another one of `parts`; the remaining parts are bound to the name `others`.
+
+        Patterns and parts come with whether they are denominators.
+        """
+        if not patterns:
+            if others and parts and not any(is_denominator for _, is_denominator in parts):
+                yield replace(match, others={**match.others, others: tuple(name for name, _ in parts)})
             elif not parts:
                 yield match
             return
-        form, under = wanted[0]
+        pattern, below = patterns[0]
         # Exponential in the number of factors, which is small in patterns.
-        for index, (name, is_under) in enumerate(parts):
-            if is_under is under:
-                for result in self._value(form, name, match):
-                    yield from self._some(wanted[1:], (*parts[:index], *parts[index + 1 :]), result, rest)
+        for index, (name, is_denominator) in enumerate(parts):
+            if is_denominator is below:
+                for result in self._match(pattern, name, match):
+                    yield from self._match_factors(patterns[1:], (*parts[:index], *parts[index + 1 :]), result, others)
 
-    def _some_terms(
-        self, wanted: Sequence[Pattern], parts: Sequence[tuple[str, bool]], match: Match
+    def _match_terms(
+        self, patterns: Sequence[Pattern], parts: Sequence[tuple[str, bool]], match: Match
     ) -> Iterator[Match]:
-        if len(wanted) != len(parts):
+        if len(patterns) != len(parts):
             return
-        if not wanted:
+        if not patterns:
             yield match
             return
-        form = wanted[0]
+        pattern = patterns[0]
         for index, (name, negative) in enumerate(parts):
             others = (*parts[:index], *parts[index + 1 :])
-            if isinstance(form, Product):
-                ways = self._product(form, name, match, -1.0 if negative else 1.0)
+            if isinstance(pattern, Product):
+                results = self._match_product(pattern, name, match, -1.0 if negative else 1.0)
             else:
-                ways = iter(()) if negative else self._value(form, name, match)
-            for result in ways:
-                yield from self._some_terms(wanted[1:], others, result)
+                results = iter(()) if negative else self._match(pattern, name, match)
+            for result in results:
+                yield from self._match_terms(patterns[1:], others, result)
 
     def _factors(self, name: str, depth: int = 0) -> _Flat:
         number = self._number(name)
@@ -272,9 +286,9 @@ class Matcher:
             return _Flat(0.0, ((name, False),), ())
         first, second = (self._terms(operand, depth + 1) for operand in node.inputs)
         minus = node.op == "sub"
-        turned = tuple((part, negative != minus) for part, negative in second.parts)
+        signed = tuple((part, negative != minus) for part, negative in second.parts)
         scale = first.scale + (-second.scale if minus else second.scale)
-        return _Flat(scale, (*first.parts, *turned), (name, *first.inner, *second.inner))
+        return _Flat(scale, (*first.parts, *signed), (name, *first.inner, *second.inner))
 
     def _is_followed(self, name: str, depth: int) -> bool:
         if not depth or depth == _DEEPEST:
@@ -289,15 +303,16 @@ class Matcher:
             return None
         return float(array.astype("float64").item())
 
-    def _alike(self, number: float, wanted: float, name: str) -> bool:
+    def _is_close(self, number: float, expected: float, name: str) -> bool:
+        """Whether a constant of the value `name` is `expected`, up to its rounding."""
         digits = _DIGITS.get(self._graph.values[name].dtype, _USUAL_DIGITS)
         # Exporters round constants such as sqrt(2 / pi) to the network's type.
-        return abs(number - wanted) <= digits * abs(wanted)
+        return abs(number - expected) <= digits * abs(expected)
 
 
 Write = Callable[[GraphBuilder, Match, Node], str]
 
-X = Named("x")
+X = Capture("x")
 """The operator's argument, in every pattern."""
 
 
@@ -307,8 +322,8 @@ def _always(match: Match) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """A rewrite pattern: `pattern` is the expression to match, and `write` emits the value that replaces its result.
+class RewriteRule:
+    """`pattern` is the expression to match, and `write` emits the value that replaces its result.
 
     `fits` rejects matches that no operator can express.
     """
@@ -319,6 +334,8 @@ class Form:
 
 
 def unary(op: str) -> Write:
+    """A `Write` of the operator `op` with the argument `X`."""
+
     def write(builder: GraphBuilder, match: Match, node: Node) -> str:
         return builder.emit(op, [match.values["x"]], name=node.name, output=node.output)
 

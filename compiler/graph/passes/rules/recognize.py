@@ -10,12 +10,12 @@ from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.passes.rules.activations import ACTIVATIONS
 from retune.compiler.graph.passes.rules.norms import NORMS
-from retune.compiler.graph.passes.rules.patterns import Form, Match, Matcher
+from retune.compiler.graph.passes.rules.patterns import Match, Matcher, RewriteRule
 from retune.compiler.graph.passes.rules.softmaxes import SOFTMAXES
 
-FORMS: tuple[Form, ...] = (*ACTIVATIONS, *SOFTMAXES, *NORMS)
+REWRITE_RULES: tuple[RewriteRule, ...] = (*ACTIVATIONS, *SOFTMAXES, *NORMS)
 
-_Plan = Mapping[str, tuple[Form, Match]]
+_Plan = Mapping[str, tuple[RewriteRule, Match]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Recognize:
     """
 
     name: str = "recognize"
-    forms: Sequence[Form] = FORMS
+    rewrites: Sequence[RewriteRule] = REWRITE_RULES
     # A replaced expression may be part of a larger one: log(softmax) takes two rounds, and a third finds nothing and
     # ends.
     rounds: int = 3
@@ -36,41 +36,41 @@ class Recognize:
             plan = self._plan(graph)
             if not plan:
                 break
-            graph = _carried_out(graph, plan)
+            graph = _apply_plan(graph, plan)
         return graph
 
     def _plan(self, graph: Graph) -> _Plan:
         """The replacement for each node's result; replaced expressions do not overlap, and inner ones come first."""
         matcher = Matcher(graph)
-        taken: set[str] = set()
-        plan: dict[str, tuple[Form, Match]] = {}
+        matched: set[str] = set()
+        plan: dict[str, tuple[RewriteRule, Match]] = {}
         for node in graph.nodes:
-            for form in self.forms:
-                match = matcher.find(form.pattern, node)
-                if match is not None and taken.isdisjoint({*match.inner, node.output}) and form.fits(match):
-                    taken.update(match.inner, (node.output,))
-                    plan[node.output] = form, match
+            for rule in self.rewrites:
+                match = matcher.find(rule.pattern, node)
+                if match is not None and matched.isdisjoint({*match.inner, node.output}) and rule.fits(match):
+                    matched.update(match.inner, (node.output,))
+                    plan[node.output] = rule, match
                     break
         return plan
 
 
-def _carried_out(graph: Graph, plan: _Plan) -> Graph:
-    now: dict[str, str] = {}
+def _apply_plan(graph: Graph, plan: _Plan) -> Graph:
+    renamed: dict[str, str] = {}
 
     def convert(builder: GraphBuilder, node: Node) -> str:
         result = ""
         if node.output in plan:
-            form, match = plan[node.output]
-            values = {name: now.get(value, value) for name, value in match.values.items()}
-            leftovers = {name: tuple(now.get(value, value) for value in group) for name, group in match.rest.items()}
-            result = form.write(builder, replace(match, values=values, rest=leftovers), node)
-            wanted = graph.values[node.output]
-            if (builder.value(result).shape, builder.value(result).dtype) != (wanted.shape, wanted.dtype):
+            rule, match = plan[node.output]
+            values = {name: renamed.get(value, value) for name, value in match.values.items()}
+            others = {name: tuple(renamed.get(value, value) for value in group) for name, group in match.others.items()}
+            result = rule.write(builder, replace(match, values=values, others=others), node)
+            before = graph.values[node.output]
+            if (builder.value(result).shape, builder.value(result).dtype) != (before.shape, before.dtype):
                 # If the operator has another shape or type, as by a broadcast, the node stays.
                 result = ""
         if not result:
             result = builder.emit(node.op, node.inputs, node.attrs, name=node.name, output=node.output)
-        now[node.output] = result
+        renamed[node.output] = result
         return result
 
     return rewrite(graph, convert)

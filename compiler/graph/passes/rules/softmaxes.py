@@ -6,13 +6,24 @@ expression, not equal to it.
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Node
-from retune.compiler.graph.passes.rules.patterns import Form, Match, Named, Op, Pattern, Product, Sum, Wanted, Write, X
+from retune.compiler.graph.passes.rules.patterns import (
+    Capture,
+    CaptureAttr,
+    Match,
+    Op,
+    Pattern,
+    Product,
+    RewriteRule,
+    Sum,
+    Write,
+    X,
+)
 
-_ALONG: dict[str, Attribute | Wanted] = {"axes": Wanted("axes"), "keepdims": True}
+_ALONG: dict[str, Attribute | CaptureAttr] = {"axes": CaptureAttr("axes"), "keepdims": True}
 _MAX = Op("reduce_max", (X,), _ALONG)
-_SHIFTED = Named("shifted", Op("sub", (X, _MAX)))
-_POWER = Named("power", Op("exp", (Op("sub", (X, _MAX)),)))
-_PEAK = Named("peak", _MAX)
+_SHIFTED = Capture("shifted", Op("sub", (X, _MAX)))
+_POWER = Capture("power", Op("exp", (Op("sub", (X, _MAX)),)))
+_PEAK = Capture("peak", _MAX)
 
 
 def _sum(powers: Pattern) -> Pattern:
@@ -37,8 +48,8 @@ def _along(op: str) -> Write:
 
 
 SOFTMAXES = (
-    Form(Product((_POWER,), under=(_sum(_POWER),)), _along("softmax"), _one_axis),
-    Form(Op("sub", (_SHIFTED, Op("log", (_sum(Op("exp", (_SHIFTED,))),)))), _along("log_softmax"), _one_axis),
-    Form(Sum((X, Product((_PEAK,), -1.0), Product((_LOG_OF_SUM,), -1.0))), _along("log_softmax"), _one_axis),
-    Form(Op("log", (Op("softmax", (X,), {"axis": Wanted("axes")}),)), _along("log_softmax")),
+    RewriteRule(Product((_POWER,), denominators=(_sum(_POWER),)), _along("softmax"), _one_axis),
+    RewriteRule(Op("sub", (_SHIFTED, Op("log", (_sum(Op("exp", (_SHIFTED,))),)))), _along("log_softmax"), _one_axis),
+    RewriteRule(Sum((X, Product((_PEAK,), -1.0), Product((_LOG_OF_SUM,), -1.0))), _along("log_softmax"), _one_axis),
+    RewriteRule(Op("log", (Op("softmax", (X,), {"axis": CaptureAttr("axes")}),)), _along("log_softmax")),
 )
