@@ -32,8 +32,8 @@ from retune.compiler.frontend.dependence import (
 from retune.compiler.frontend.model_edits import all_nodes
 from retune.compiler.frontend.ops import sequences
 from retune.compiler.frontend.ops.conversion import name_of
-from retune.compiler.frontend.ops.scans import as_loop
 from retune.compiler.frontend.region import OnnxRegion
+from retune.compiler.frontend.scan_to_loop import scan_to_loop
 from retune.compiler.frontend.types import param_of
 from retune.compiler.graph.ir import Array
 from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Statement, defines, reads
@@ -208,7 +208,7 @@ class Partition:
 
     def _control(self, node: onnx.NodeProto) -> None:
         if node.op_type == "Scan":
-            nodes, known = as_loop(node, self._types, self._context.constant, self._context.fresh)
+            nodes, known = scan_to_loop(node, self._types, self._context.constant, self._context.fresh)
             self._types |= {param.name: param for param in known}
             for made in nodes:
                 self._assign_level(made)
