@@ -141,7 +141,7 @@ def _details(kernel: Kernel, resources: KernelResources, bound: CodeBound, arch:
         "block": kernel.block,
         "sums": kernel.registers,
         "registers": resources.registers,
-        "spilled": resources.spilled,
+        "spilled": resources.spilled_bytes,
         "shared": shared,
         "resident": int(facts_of(arch).resident(kernel.threads, resources.registers, shared)),
         "whole": round(bound.whole.share, 4) if bound.whole else None,

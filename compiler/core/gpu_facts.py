@@ -17,7 +17,8 @@ _PARTITIONS = 4
 _REGISTER_UNIT = 256
 _SHARED_UNIT = 128
 # Eight bits of an instruction name a register; of their 256 values one, RZ, reads as zero.
-_MOST_REGISTERS = 255
+MOST_REGISTERS = 255
+"""Registers that a thread can have."""
 
 STATIC_SHARED = 48 * 1024
 """Bytes of shared memory that a block may have on every GPU without asking at launch."""
@@ -72,14 +73,14 @@ class GpuFacts:
         # Occupancy as NVIDIA defines it: the tightest of threads, registers, shared memory and block slots.
         fitting = np.minimum(self.threads // (warps * _WARP), register_warps // warps)
         fitting = np.minimum(np.minimum(fitting, self.shared // np.maximum(block_bytes, 1)), self.blocks)
-        return np.asarray(np.where(np.asarray(registers) > _MOST_REGISTERS, 0, fitting))
+        return np.asarray(np.where(np.asarray(registers) > MOST_REGISTERS, 0, fitting))
 
     def most_registers(self, threads: _Count) -> NDArray[np.int64]:
         """The most registers that each thread of a block of `threads` can have."""
         warps = -(-np.asarray(threads, np.int64) // (_WARP * _PARTITIONS)) * _PARTITIONS
         # Rounded down: `resident` rounds up, and a block of the result must fit.
         per_thread = self.registers // warps // _REGISTER_UNIT * _REGISTER_UNIT // _WARP
-        return np.asarray(np.minimum(per_thread, _MOST_REGISTERS))
+        return np.asarray(np.minimum(per_thread, MOST_REGISTERS))
 
 
 # NVIDIA's data sheets and architecture white papers; the clocks are the boost clocks given there.

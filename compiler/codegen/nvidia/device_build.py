@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from retune.compiler.codegen.nvidia.nvptx import ptx
 from retune.compiler.codegen.nvidia.ptxas import assemble_roomy, assembles
-from retune.compiler.core.errors import LoweringError, refusing_depth
+from retune.compiler.core.errors import LoweringError, refuse_depth
 from retune.compiler.ir import trace
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
@@ -27,7 +27,7 @@ def build_device_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> K
 
     Raises: ScheduleError, LoweringError, TargetError.
     """
-    with refusing_depth(name, LoweringError):
+    with refuse_depth(name, LoweringError):
         function = lower_for_gpu(replay(task.dag, steps), name, task.hardware)
         text = ptx(function, task.target)
     trace.show(trace.CODE, name, "PTX", lambda: text)
@@ -36,7 +36,7 @@ def build_device_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> K
     if task.target.arch and assembles(task.target.arch):
         assembled = assemble_roomy(text, task.target.arch)
         code, kind, source = assembled.code, "cubin", text
-        resources = {kernel.name: (kernel.registers, kernel.spilled) for kernel in assembled.kernels}
+        resources = {kernel.name: (kernel.registers, kernel.spilled_bytes) for kernel in assembled.kernels}
     launches = tuple(
         KernelLaunch(kernel.name, kernel.grid, kernel.block, *resources.get(kernel.name, (0, 0)), kernel.dynamic_shared)
         for kernel in function.kernels

@@ -21,7 +21,7 @@ from retune.compiler.codegen.types import item_bytes, memory_type
 from retune.compiler.codegen.values import Binding, Scalar, Storage, Value
 from retune.compiler.codegen.writer import FunctionWriter
 from retune.compiler.core.errors import LoweringError, TargetError
-from retune.compiler.core.gpu_facts import GROUP_ARCH, capability_of, facts_of
+from retune.compiler.core.gpu_facts import GROUP_ARCH, MOST_REGISTERS, capability_of, facts_of
 from retune.compiler.core.target import Target
 from retune.compiler.ir.affine import IndexForm, affine, flat_index
 from retune.compiler.ir.alignment import (
@@ -41,8 +41,6 @@ from retune.compiler.ir.tensor_core import Mma, TensorStmt, WarpgroupMma
 
 GPU_TRIPLE = "nvptx64-nvidia-cuda"
 _OLDEST = "sm_70"
-# Registers that an instruction can name on sm_35 and later.
-_MOST_REGISTERS = 255
 _INDEX_REGISTERS = 40
 # A block of 256 threads with 64 sums each then asks for 128 registers a thread and not 168: two blocks fit on a
 # multiprocessor, and ptxas still spills nothing.
@@ -161,7 +159,7 @@ def _resident(kernel: Kernel, arch: str) -> int:
         registers = kernel.registers + _INDEX_REGISTERS
     elif not any(isinstance(stmt, Mma) for stmt in walk_stmt(kernel.body.body)):
         registers = min(registers, kernel.registers * 5 // 4 + _FACTOR_REGISTERS)
-    registers = min(_MOST_REGISTERS, registers)
+    registers = min(MOST_REGISTERS, registers)
     blocks = int(facts_of(arch).resident(kernel.threads, registers, kernel.bytes_of("shared")))
     return min(_MOST_RESIDENT, max(1, blocks))
 

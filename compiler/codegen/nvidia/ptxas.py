@@ -15,21 +15,20 @@ from math import prod
 from pathlib import Path
 
 from retune.compiler.core.errors import LoweringError
-from retune.compiler.core.gpu_facts import GpuFacts, facts_of
+from retune.compiler.core.gpu_facts import MOST_REGISTERS, GpuFacts, facts_of
+from retune.compiler.ir.kernel import WORD
 
 _SECONDS = 120.0
 # An empty module: only the error of an unknown architecture matters.
 _NOTHING = ".version 6.0\n.target sm_50\n.address_size 64\n"
 _UNKNOWN = "is not defined for option 'gpu-name'"
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
-_STACK = re.compile(r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill")
+_STACK = re.compile(r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores")
 _USED = re.compile(r"Used (?P<registers>\d+) registers")
 _BOUNDS = re.compile(
     r"(?P<head>\.entry (?P<name>[\w$]+)\([^{]*?\.maxntid (?P<threads>[\d, ]+)\n[^{]*?\.minnctapersm )(?P<blocks>\d+)"
 )
 """The launch bounds of a kernel in PTX."""
-# Registers that a thread may have (CUDA C++ Programming Guide), and the bytes of a register.
-_MOST_REGISTERS, _WORD = 255, 4
 _SHARED = re.compile(r"(?P<shared>\d+) bytes smem")
 
 
@@ -42,15 +41,13 @@ class KernelResources:
     """32-bit registers of a thread."""
     spill_stores: int
     """Bytes that a thread moves to its stack for lack of registers."""
-    spill_loads: int
-    """Bytes that it moves back."""
     stack: int
     """Bytes of the stack of a thread."""
     shared: int
     """Bytes of the shared memory of a block."""
 
     @property
-    def spilled(self) -> int:
+    def spilled_bytes(self) -> int:
         """Bytes in memory that registers should hold, including buffers that are indexed at run time."""
         return max(self.stack, self.spill_stores)
 
@@ -63,8 +60,9 @@ class Assembled:
     kernels: tuple[KernelResources, ...]
 
     @property
-    def spilled(self) -> int:
-        return sum(kernel.spilled for kernel in self.kernels)
+    def spilled_bytes(self) -> int:
+        """Bytes that a thread of each kernel spills, summed."""
+        return sum(kernel.spilled_bytes for kernel in self.kernels)
 
 
 def assembler() -> str | None:
@@ -119,7 +117,7 @@ def assemble_roomy(text: str, arch: str) -> Assembled:
         return first
     again = assemble(roomier, arch)
     # Only if it helps: fewer blocks hide less latency.
-    return again if again.spilled < first.spilled else first
+    return again if again.spilled_bytes < first.spilled_bytes else first
 
 
 def _roomier(text: str, kernels: Mapping[str, KernelResources], facts: GpuFacts) -> str:
@@ -127,11 +125,11 @@ def _roomier(text: str, kernels: Mapping[str, KernelResources], facts: GpuFacts)
 
     def changed(match: re.Match[str]) -> str:
         kernel, blocks = kernels.get(match["name"]), int(match["blocks"])
-        if kernel is None or not kernel.spilled or blocks == 1 or kernel.registers >= _MOST_REGISTERS:
+        if kernel is None or not kernel.spilled_bytes or blocks == 1 or kernel.registers >= MOST_REGISTERS:
             return match[0]
         threads = prod(int(extent) for extent in match["threads"].split(","))
         # A register for each word that a thread had spilled.
-        registers = min(_MOST_REGISTERS, kernel.registers + -(-kernel.spilled // _WORD))
+        registers = min(MOST_REGISTERS, kernel.registers + -(-kernel.spilled_bytes // WORD))
         fewer = max(1, min(blocks - 1, int(facts.resident(threads, registers, 0))))
         return f"{match['head']}{fewer}"
 
@@ -154,7 +152,6 @@ def _resources(output: str) -> KernelResources:
         name.group("name") if name else "",
         number(_USED, "registers"),
         number(_STACK, "stores"),
-        number(_STACK, "loads"),
         number(_STACK, "stack"),
         number(_SHARED, "shared"),
     )

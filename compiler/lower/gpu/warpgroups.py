@@ -62,13 +62,14 @@ class _Factor:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A product of warpgroups inside the loops of the stage `root`, whose warps are `row_warps` × `column_warps`; the
-    last `folded` loops around the fragments are part of the statement.
+    """A product of warpgroups inside the loops of the stage `root`.
+
+    `row_warp` and `column_warp` number a warp of the block, of which `row_warps` are along the rows. The last `folded`
+    loops around the fragments are part of the statement.
     """
 
     root: int
     row_warps: int
-    column_warps: int
     row_warp: Expr
     column_warp: Expr
     shape: GroupShape
@@ -130,9 +131,7 @@ class GroupBuilder(TensorBuilder):
             left, right = (self.factor(stage_id, end, sums, product.rows) for end in (LEFT, RIGHT))
             if left is not None and right is not None:
                 shape = GroupShape(product.rows, product.columns, steps)
-                return _Group(
-                    location.stage, row_warps, column_warps, row_warp, column_warp, shape, left, right, folded
-                )
+                return _Group(location.stage, row_warps, row_warp, column_warp, shape, left, right, folded)
         return None
 
     def foldable(self, stage_id: int, outer: Sequence[NestLoop]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retune.compiler.core.gpu_facts import GpuFacts
+from retune.compiler.core.gpu_facts import MOST_REGISTERS, GpuFacts
 from retune.compiler.ir.tensor_core import WARP
 from retune.compiler.model.features.buffers import Columns, pick
 from retune.compiler.model.features.footprint import Footprint
@@ -18,9 +18,6 @@ from retune.compiler.model.features.nest import Flags, Floats, Nest, product_whe
 from retune.compiler.model.features.warp import SECTOR, warp_access
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.te.tensor import Tensor
-
-_MOST_REGISTERS = 255.0
-"""Registers of a thread (CUDA C++ Programming Guide, technical specifications per compute capability)."""
 
 _SPILL = 8.0
 """Slowdown of arithmetic when nothing fits the registers."""
@@ -68,7 +65,7 @@ class Launched:
         threads = np.prod([np.asarray(launch[f"gpu_threads_{axis}"]) for axis in "xyz"], axis=0)
         warps = np.ceil(threads / WARP)
         registers = np.asarray(launch["gpu_registers"])
-        taken = np.minimum(registers, _MOST_REGISTERS)
+        taken = np.minimum(registers, float(MOST_REGISTERS))
         resident = facts.resident(
             *(np.asarray(value, np.int64) for value in (threads, taken, launch["gpu_shared_bytes"]))
         )
@@ -87,7 +84,7 @@ class Launched:
     @property
     def spilling(self) -> Floats:
         """Slowdown for lack of registers, or of room for one block."""
-        return np.where((self.registers > _MOST_REGISTERS) | (self.resident == 0), _SPILL, 1.0)
+        return np.where((self.registers > MOST_REGISTERS) | (self.resident == 0), _SPILL, 1.0)
 
 
 def gpu_estimates(nest: Nest, moved: "Moved", launched: Launched, cost: float, facts: GpuFacts) -> Columns:
@@ -96,7 +93,7 @@ def gpu_estimates(nest: Nest, moved: "Moved", launched: Launched, cost: float, f
     active, each_share = launched.active, launched.each_share
     hidden = np.minimum(1.0, active * np.minimum(chains, 8.0) / _PIPELINE)
     runs = nest.inner[0] / product_where(moved.repeated, nest.extents)
-    spilling = np.where(launched.registers > _MOST_REGISTERS, _SPILL, 1.0)
+    spilling = np.where(launched.registers > MOST_REGISTERS, _SPILL, 1.0)
     arithmetic = runs * cost * launched.idle / facts.lanes * each_share / hidden * spilling
     in_block = moved.shared_cycles * each_share
     bytes_per_cycle = facts.bandwidth / facts.clock

@@ -9,27 +9,24 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from retune.compiler.core.gpu_facts import GpuFacts
+from retune.compiler.core.gpu_facts import MOST_REGISTERS, GpuFacts
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.kernel import WORD
-from retune.compiler.ir.tensor_core import COLUMNS, ROWS, SUM_ELEMENTS, WARP
+from retune.compiler.ir.tensor_core import COLUMNS, ROWS, WARP
 from retune.compiler.lower.gpu.limits import Limit, most_of
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.statements import StageNest
-from retune.compiler.schedule.tensor_nests import fragment_sets, fragments_of, instruction_of
+from retune.compiler.schedule.tensor_nests import fragments_of, thread_bytes
 from retune.compiler.search.genome import Mask
 from retune.compiler.search.gpu.kernels import DeviceKernel, iterations, kernels_of, own_loops
 from retune.compiler.search.register_tile import Counts, itemsize
 
-_OTHER_REGISTERS = 32
+# The least that a thread needs: a program with more than there are spills certainly.
+# `retune.compiler.model.features.gpu` has the number to expect, from which occupancy follows.
+_LEAST_OTHER_REGISTERS = 32
 """Registers of a thread beyond its buffers: operands, addresses, loop counters."""
-
-_REGISTERS = 255
-"""Per thread; this and the file size are from the CUDA C++ Programming Guide."""
-_REGISTER_FILE = 1 << 16
-"""Shared by all threads of a block."""
-_TENSOR_REGISTERS = 40
-"""Registers of a thread beyond sums and fragments: addresses, loop counters."""
+_LEAST_OTHER_TENSOR_REGISTERS = 40
+"""Registers of a thread beyond the sums and fragments of a product on tensor cores."""
 
 REASONS: tuple[Limit | None, ...] = (None, *Limit)
 """Meaning of the numbers of `gpu_refusals`."""
@@ -68,7 +65,7 @@ def gpu_promising(nests: Sequence[StageNest], hardware: HardwareParams, count: i
             good &= _tensor_promising(kernel.nests, kernel.product, hardware.gpu, count)
         elif any(loop.annotation is Annotation.VTHREAD for nest in kernel.nests for loop in own_loops(nest)):
             # A thread's local buffers live in registers of four bytes.
-            registers = -(-kernel.memory[1] // WORD) + _OTHER_REGISTERS
+            registers = -(-kernel.memory[1] // WORD) + _LEAST_OTHER_REGISTERS
             good &= registers <= hardware.gpu.most_registers(kernel.threads)
     return good
 
@@ -95,11 +92,8 @@ def _tensor_promising(kernel: Sequence[StageNest], product: StageNest, facts: Gp
             good &= iterations(own_loops(nest), (Annotation.THREAD_Y,), count) == warps
     rows, columns = fragments_of(product, count)
     good &= _covered(kernel, root, product, rows, columns)
-    kind = instruction_of(product)
-    fragments = (rows * kind.left_elements + columns * kind.right_elements) // kind.packed
-    values = rows * columns * SUM_ELEMENTS + fragments * fragment_sets(product, facts, count)
-    registers = values + _TENSOR_REGISTERS
-    return np.asarray(good & (registers <= _REGISTERS) & (registers * warps * WARP <= _REGISTER_FILE))
+    registers = thread_bytes(product, facts, count) // WORD + _LEAST_OTHER_TENSOR_REGISTERS
+    return np.asarray(good & (registers <= MOST_REGISTERS) & (registers * warps * WARP <= facts.registers))
 
 
 def _covered(kernel: Sequence[StageNest], root: StageNest, product: StageNest, rows: Counts, columns: Counts) -> Mask:

@@ -23,6 +23,6 @@ def spilled_bytes(task: SearchTask, steps: Sequence[Step]) -> int:
         return 0
     try:
         text = ptx(lower_for_gpu(replay(task.dag, steps), "kernel", task.hardware), task.target)
-        return assemble_roomy(text, arch).spilled
+        return assemble_roomy(text, arch).spilled_bytes
     except RetuneError:
         return 0

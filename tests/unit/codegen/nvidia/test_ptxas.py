@@ -39,9 +39,9 @@ needs_assembler = pytest.mark.skipif(shutil.which("ptxas") is None, reason="ther
 
 def test_what_the_assembler_says_is_read() -> None:
     first, second = resources_in(SAID)
-    assert first == KernelResources("k_kernel0", 26, 0, 0, 0, 16)
-    assert second == KernelResources("k_kernel1", 255, 100, 44, 120, 0)
-    assert second.spilled == 120
+    assert first == KernelResources("k_kernel0", 26, 0, 0, 16)
+    assert second == KernelResources("k_kernel1", 255, 100, 120, 0)
+    assert second.spilled_bytes == 120
     assert resources_in("") == ()
 
 
@@ -54,7 +54,7 @@ def test_machine_code_and_what_it_takes() -> None:
     assert kernel.name == "k_kernel0"
     assert kernel.shared == 16
     assert 8 <= kernel.registers <= 64
-    assert (kernel.spilled, made.spilled) == (0, 0)
+    assert (kernel.spilled_bytes, made.spilled_bytes) == (0, 0)
 
 
 @needs_assembler
@@ -122,7 +122,7 @@ def test_two_blocks_of_eight_warps_with_64_sums_a_thread_fit() -> None:
     assert bounds_of(text) == [8]  # of two warps each
     (kernel,) = assemble(text, "sm_80").kernels
     assert kernel.registers <= 128
-    assert kernel.spilled == 0
+    assert kernel.spilled_bytes == 0
 
 
 @needs_assembler
@@ -139,12 +139,12 @@ def test_rather_than_keep_registers_in_memory_there_is_room_for_fewer_blocks(mon
         return assemble(given, arch)
 
     monkeypatch.setattr(ptxas, "assemble", noted)
-    assert assemble(crowded, "sm_80").spilled > 0
-    assert assemble_roomy(crowded, "sm_80").spilled == 0
+    assert assemble(crowded, "sm_80").spilled_bytes > 0
+    assert assemble_roomy(crowded, "sm_80").spilled_bytes == 0
     (before,), (after,) = map(bounds_of, taken)
     assert before == 32 > after >= 4
     taken.clear()
-    assert assemble_roomy(text, "sm_80").spilled == 0
+    assert assemble_roomy(text, "sm_80").spilled_bytes == 0
     assert taken == [text]  # nothing was spilled, so nothing is tried
 
 
@@ -155,10 +155,10 @@ def test_only_kernels_that_spill_and_can_have_more_get_room(monkeypatch: pytest.
     def said(text: str, _: str) -> Assembled:
         taken.append(text)
         spills = (("a", 72, 184), ("b", 72, 0), ("c", 255, 100))
-        return Assembled(b"", tuple(KernelResources(name, many, out, out, out, 0) for name, many, out in spills))
+        return Assembled(b"", tuple(KernelResources(name, many, out, out, 0) for name, many, out in spills))
 
     monkeypatch.setattr(ptxas, "assemble", said)
-    assert assemble_roomy(entries, "sm_90").spilled == 284
+    assert assemble_roomy(entries, "sm_90").spilled_bytes == 284
     assert [bounds_of(text) for text in taken] == [[4, 4, 4], [2, 4, 4]]
 
 
