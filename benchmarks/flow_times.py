@@ -21,7 +21,7 @@ if __name__ == "__main__":
 from retune.compiler.tune.tuning import Tuning
 from retune.compiler.tune.worker_service import WorkerService
 from retune.flows import allocate_trials, tune_network
-from retune.flows.server.run_server import watched_server
+from retune.flows.server.run_server import watch_server
 from retune.storage.parquet import ParquetRecordStore
 
 STAGES: dict[str, tuple[type, str]] = {
@@ -107,7 +107,7 @@ def main(job: str, out: str) -> None:
     for name in PARTS:
         setattr(tune_network, name, watch.part(name, getattr(tune_network, name)))
     start = time.perf_counter()
-    with watched_server(SERVER):
+    with watch_server(SERVER):
         tune_network.tune_network(**json.loads(job))
     end = time.perf_counter()
     parts = {"start": watch.first - start, **watch.parts}

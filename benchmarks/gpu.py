@@ -303,7 +303,7 @@ def right_program(
 
 def network_figures(name: str, gpu: Gpu, measurer: Measurer, limits: Limits) -> Iterator[Figure]:
     """Tune the kernels of a network, those that compute most first and with most of the budget, and time it beside its
-    peers. One that there is no time for is what the log knows, or the top candidate of the search.
+    peers. One that there is no time for is what the log knows, or the untested candidate of the search.
     """
     model, common = zoo.build(name), {"mode": "fp32", "gpu": gpu.device.name}
     network = zoo.extract(name, str(gpu.target), 1, winograd=False)

@@ -68,7 +68,7 @@ class Tuned:
     @property
     def best(self) -> dict[str, TaskProgram]:
         """The winning programs by task key; tasks that another one serves are left out."""
-        return {key: winner.program for key, winner in self.winners.items() if winner.serves}
+        return {key: winner.program for key, winner in self.winners.items() if winner.used}
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import cpu
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
-from retune.compiler.tune.winners import top_candidates
+from retune.compiler.tune.winners import untested_candidates
 from retune.compiler.vm.subgraph import TunedPrograms, known_programs
 
 OWN = "executor, own kernels"
@@ -203,7 +203,7 @@ def _guesses(model: Any, threads: int) -> dict[str, TaskProgram]:
     """What the search would try first for every kernel of a network that is worth tuning."""
     target = Target.host()
     tasks, _ = partition(optimize(load_model(model)), target, hardware_of(target, threads)).worth_tuning()
-    return {task.workload_key: top_candidates(task)[0] for task in tasks}
+    return {task.workload_key: untested_candidates(task)[0] for task in tasks}
 
 
 if __name__ == "__main__":

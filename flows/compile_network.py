@@ -1,6 +1,6 @@
 """Flows that compile a network with its best records, and check that it is right and faster.
 
-Every program is checked and timed once more before it is used. A top candidate, of a kernel without a record, has
+Every program is checked and timed once more before it is used. An untested candidate, of a kernel without a record, has
 one after that.
 
     best records → time each again → confirm in a fresh process → compile tuned, untuned → verify against ONNX Runtime
@@ -22,7 +22,14 @@ from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork
 from retune.compiler.tune.operators import label_of
 from retune.compiler.tune.precision.request import PrecisionChoice
 from retune.compiler.tune.report import CompiledResult, Report
-from retune.compiler.tune.winners import Confirmation, confirmations, keep_defaults, record_guesses, resolve, shortlist
+from retune.compiler.tune.winners import (
+    Confirmation,
+    confirmations,
+    keep_defaults,
+    record_candidates,
+    resolve,
+    shortlist,
+)
 from retune.flows.assign_precisions import assign_precisions
 from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob, takes_options
@@ -81,7 +88,7 @@ def seconds_to_compile(extracted: ExtractedNetwork) -> float:
     return _TO_COMPARE + _TO_CONFIRM * len(extracted.partition.layers())
 
 
-def _end_of_guesses(job: TuneJob, layers: int) -> float:
+def _candidate_deadline(job: TuneJob, layers: int) -> float:
     """Until when programs may be tried for kernels that the search did not reach, of so many layers in all; without
     limit where the budget is in trials.
     """
@@ -109,7 +116,7 @@ def compile_best(
     layers = sorted(extracted.partition.layers(), key=lambda layer: -layer.weight * layer.tasks[0].flop_count)
     announce(PhaseStarted(f"confirming the best programs of {count(len(layers), 'layer')}"))
     timed: list[list[Confirmation]] = []
-    until = _end_of_guesses(job, len(layers))
+    until = _candidate_deadline(job, len(layers))
     for number, layer in enumerate(layers, 1):
         programs = shortlist(layer.tasks, best, known if monotonic() < until else None)
         timed.append([])
@@ -121,17 +128,17 @@ def compile_best(
     chosen = [program for layer in timed for program in resolve(list(islice(confirmed, len(layer))))]
     run_info = job.run_info(run_id, job.measuring(extracted.constant_bytes))
     run_info = replace(run_info, round=rounds, elapsed=elapsed)
-    winners, guesses = record_guesses(chosen, run_info, new_id)
-    if guesses:
-        chain.run(store, "top-candidates", job.place, opaque(guesses))
-    serving = {winner.task.workload_key: winner.program for winner in winners if winner.serves}
+    winners, candidates = record_candidates(chosen, run_info, new_id)
+    if candidates:
+        chain.run(store, "untested-candidates", job.place, opaque(candidates))
+    winning = {winner.task.workload_key: winner.program for winner in winners if winner.used}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     file = f"{extracted.name}.retune"
     kernels = dict(pair for winner in chosen for pair in winner.kernels.items())
     # Its own folder: a network that is called "untuned" would otherwise replace it.
     path, built, instances = folder / file, opaque(kernels), job.instances
     untuned = chain.run(compile_to, "untuned", opaque(extracted), {}, folder / "untuned" / file, built, instances)
-    tuned = chain.run(compile_to, "tuned", opaque(extracted), opaque(serving), path, built, instances)
+    tuned = chain.run(compile_to, "tuned", opaque(extracted), opaque(winning), path, built, instances)
     announce(PhaseStarted("comparing outputs and times"))
     paths = {"untuned": untuned.path, "tuned": tuned.path}
     # How far outputs may be off where layers are in other precisions than float32.

@@ -66,7 +66,7 @@ def tune_operator(
     `auto_scheduler.register_workload`, and `args` are its arguments. `home` is the state folder (./.retune).
     Raises: OptionError, TargetError, StoreError.
     """
-    return tune(TuneJob.of(str(Operator.asked(workload, args, module)), home=home, **options))
+    return tune(TuneJob.of(str(Operator.of(workload, args, module)), home=home, **options))
 
 
 def tune(job: TuneJob) -> Report:

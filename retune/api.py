@@ -88,9 +88,9 @@ def compile(
     if choice is not None and choice.note:
         _log.warning("%s", choice.note)
     extracted = imported.extract(options.target or HOST, count, options.winograd)
-    best, others = find_programs(extracted, home, None)
-    explainer = KernelExplainer(extracted, best, home)
-    network = extracted.compile(best, others, release=True)
+    programs = find_programs(extracted, home, None)
+    explainer = KernelExplainer(extracted, programs.best, home)
+    network = extracted.compile(programs.best, programs.substitutes, release=True)
     return Network(Library(network), known.signature, explainer, choice)
 
 

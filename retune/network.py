@@ -95,7 +95,7 @@ class NetworkReport:
     coverage: str
     kernels: tuple[KernelRow, ...]
 
-    _HEADINGS = ("kernel", "uses", "ms", "share", "GFLOP/s", "served by")
+    _HEADINGS = ("kernel", "uses", "ms", "share", "GFLOP/s", "origin")
 
     @property
     def title(self) -> str:

@@ -118,7 +118,7 @@ FAILURES = View(
 )
 
 # Programs timed again measure the machine, not the search: their ratio to the first time is its drift. A confirmation
-# of a top candidate's own record is its first time, so it is left out.
+# of an untested candidate's own record is its first time, so it is left out.
 DRIFT = View(
     "drift",
     "a day of a device: how busy it was, and how programs timed again compare with their first time",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from retune.compiler.core import config
@@ -15,12 +15,17 @@ from retune.storage.parquet import ParquetRecordStore
 from retune.storage.store_url import Place
 
 
-def find_programs(
-    extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None
-) -> tuple[dict[str, TaskProgram], dict[str, list[TaskProgram]]]:
-    """Two maps by task key, from the records of this machine: the best program, and the substitutes, fastest first,
-    that are tried in order if the best cannot be built. For a GPU that this machine lacks the records of all machines
-    count.
+@dataclass(frozen=True, slots=True)
+class KnownPrograms:
+    """Programs of a network's kernels by task key; `substitutes` are tried in order where `best` does not build."""
+
+    best: dict[str, TaskProgram]
+    substitutes: dict[str, list[TaskProgram]]
+
+
+def find_programs(extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None) -> KnownPrograms:
+    """The programs of a network's kernels in the records of this machine, the substitutes fastest first. For a GPU that
+    this machine lacks the records of all machines count.
 
     The best program is what a run confirmed last: the fastest record of hundreds may be a disturbed timing, or
     its program wrong in a fresh process. A later record that is faster than the confirmation replaces it. Without a
@@ -35,14 +40,14 @@ def find_programs(
     for task, layer in zip(extracted.tasks, extracted.layers, strict=True):
         if task.workload_key in fastest:
             layers.setdefault(layer, []).append(task.workload_key)
-    programs, others = {}, {}
+    known = KnownPrograms({}, {})
     for keys in layers.values():
         rows = {key: store.records(task_key=key, confirmations=True, **scope) for key in keys}
         confirmation = _newest(record for key in keys for record in rows[key])
         for key in keys:
-            programs[key] = _serving(rows[key], confirmation, fastest[key])
-            others[key] = _others(rows[key], confirmation)
-    return programs, others
+            known.best[key] = _best(rows[key], confirmation, fastest[key])
+            known.substitutes[key] = _substitutes(rows[key], confirmation)
+    return known
 
 
 def best_programs(home: Place, target: str, threads: int) -> dict[str, TaskProgram]:
@@ -57,7 +62,7 @@ def _newest(records: Iterable[MeasureRecord]) -> MeasureRecord | None:
     return max(confirmations, key=lambda record: (record.timestamp, -record.seconds), default=None)
 
 
-def _serving(rows: Sequence[MeasureRecord], newest: MeasureRecord | None, fastest: MeasureRecord) -> TaskProgram:
+def _best(rows: Sequence[MeasureRecord], newest: MeasureRecord | None, fastest: MeasureRecord) -> TaskProgram:
     """The best program of a task with the records `rows`; `newest` is the newest confirmation of its layer."""
     if newest is None:
         return TaskProgram.of(fastest)
@@ -67,7 +72,8 @@ def _serving(rows: Sequence[MeasureRecord], newest: MeasureRecord | None, fastes
     return replace(TaskProgram.of(fastest), seconds=math.inf)
 
 
-def _others(rows: Sequence[MeasureRecord], newest: MeasureRecord | None) -> list[TaskProgram]:
+def _substitutes(rows: Sequence[MeasureRecord], newest: MeasureRecord | None) -> list[TaskProgram]:
+    """The programs of a task with the records `rows` that nothing says are wrong, fastest first."""
     right = [row for row in rows if math.isfinite(row.seconds) and not row.censored and not row.is_confirmation]
     known = [row for row in right if newest is None or row.timestamp > newest.timestamp or row.seconds > newest.seconds]
     return [TaskProgram.of(row) for row in sorted(known, key=speed)]

@@ -56,7 +56,7 @@ def recall(run_id: str, home: Place, keys: Sequence[str], target: str, device: s
     measured = {key: records.records(task_key=key, target=target, device=device, threads=threads) for key in keys}
     best = [record for key, record in records.best_per_task(target, device, threads).items() if key not in measured]
     own_rows = (record for rows in measured.values() for record in rows if record.run_id == run_id)
-    own = tuple(record for record in own_rows if not record.is_guess)
+    own = tuple(record for record in own_rows if not record.is_unsearched)
     others = [
         *best,
         *(record for rows in measured.values() for record in rows if record.run_id != run_id),

@@ -32,7 +32,7 @@ def time_programs(
 
 @task(name="confirm", task_run_name="confirm", cache_policy=NO_CACHE)
 def confirm(workers: Workers, timed: Sequence[Confirmation]) -> list[Confirmation]:
-    """Check the fastest program of each task once more in a fresh process, and choose what serves."""
+    """Check the fastest program of each task once more in a fresh process, and choose the winner."""
     return confirm_fastest(timed, workers.runner)
 
 

@@ -16,7 +16,7 @@ from retune.compiler.codegen.nvidia.device_build import build_device_kernel
 from retune.compiler.codegen.nvidia.nvptx import GPU_TRIPLE, check_gpu, ptx, write_device
 from retune.compiler.codegen.subtarget import subtarget_of
 from retune.compiler.core.config import usable_cpus
-from retune.compiler.core.errors import LoweringError, refusing_depth
+from retune.compiler.core.errors import LoweringError, refuse_depth
 from retune.compiler.core.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.ir import trace
@@ -105,7 +105,7 @@ class CpuBackend:
     def build(self, task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
         # An unknown CPU is a TargetError at once, before any lowering.
         describe(task.target)
-        with refusing_depth(name, LoweringError):
+        with refuse_depth(name, LoweringError):
             function = self.lower(task, steps, name)
             text = self._write(task, function)
         trace.show(trace.CODE, name, "LLVM IR", lambda: text.llvm)

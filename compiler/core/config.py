@@ -76,7 +76,7 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def bounded_spinning() -> Iterator[None]:
+def bound_spinning() -> Iterator[None]:
     """While the body loads libgomp, make its waiting threads sleep soon, unless the user's environment decides."""
     # libgomp reads these once, in its constructor. Both set the same count, so either is the user's decision.
     user_decides = {GOMP_SPIN_COUNT, "OMP_WAIT_POLICY"} & os.environ.keys()

@@ -177,7 +177,7 @@ class PassOptionError(OptionError, AttributeError):
 
 
 @contextmanager
-def refusing_depth(where: str, error: type[RetuneError]) -> Iterator[None]:
+def refuse_depth(where: str, error: type[RetuneError]) -> Iterator[None]:
     """Turn a RecursionError of the block, from expressions nested too deep, into `error`."""
     try:
         yield

@@ -18,16 +18,16 @@ from retune.compiler.core import config
 from retune.compiler.core.errors import DefinitionError, LoweringError, ScheduleError
 from retune.compiler.core.target import Target
 from retune.compiler.driver.coverage import CoverageReport
-from retune.compiler.driver.dispatch import DispatchContext, is_enabled, is_silent, telling_nothing
+from retune.compiler.driver.dispatch import DispatchContext, is_enabled, is_silent, suppress_dispatch_warnings
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition.partition import Alternative, Partition, partition, with_alternatives
 from retune.compiler.graph.partition.to_plan import to_plan
 from retune.compiler.graph.partition.winograd import winograd_for
-from retune.compiler.measure.record import DEFAULT_SCHEDULE, FITTED_CANDIDATE, TOP_CANDIDATE, TaskProgram
+from retune.compiler.measure.record import DEFAULT_SCHEDULE, FITTED_CANDIDATE, UNTESTED_CANDIDATE, TaskProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.executor.network import CompiledNetwork
-from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
 from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps, steps_of
@@ -35,7 +35,7 @@ from retune.compiler.schedule.task import SearchTask
 
 _log = logging.getLogger(__name__)
 
-ORIGINS = {TOP_CANDIDATE: ProgramSource.GUESS, FITTED_CANDIDATE: ProgramSource.TRANSFER}
+ORIGINS = {UNTESTED_CANDIDATE: ProgramOrigin.UNTESTED, FITTED_CANDIDATE: ProgramOrigin.TRANSFER}
 """Where programs come from by their `mutation`; all others are tuned, or the default schedule."""
 
 BUILD_ERRORS = (DefinitionError, ScheduleError, LoweringError)
@@ -45,21 +45,21 @@ BUILD_ERRORS = (DefinitionError, ScheduleError, LoweringError)
 @dataclass(frozen=True, slots=True)
 class ChosenProgram:
     """The program of one kernel of a network, to be built under the name of its task, and where it comes from: a
-    record, or what `note` says. `on_cpu` says that code for the CPU is to serve although the network is for
-    a GPU.
+    record, or what `note` says. `on_cpu` asks for CPU code in a network for a
+    GPU.
     """
 
     task: SearchTask
     steps: tuple[Step, ...]
     record_id: str = ""
-    origin: ProgramSource = ProgramSource.DEFAULT
+    origin: ProgramOrigin = ProgramOrigin.DEFAULT
     note: str = ""
     on_cpu: bool = False
 
     @property
     def label(self) -> str:
         """Where the program comes from, in words."""
-        return f"record {self.record_id}" if self.record_id else "the guessed program"
+        return f"record {self.record_id}" if self.record_id else "the untested candidate"
 
     def build(self) -> KernelArtifact:
         """Its kernel. Raises: ScheduleError or LoweringError when it cannot be built."""
@@ -124,9 +124,9 @@ def compile_graph(
 
     `best` maps a workload key to the program to use; where it has none, a dispatch
     context that was entered is asked (`with ApplyHistoryBest(log):`), unless the pass context says not to. Where
-    records are used, one warning names the kernels worth tuning that none serves; another one names those of a network
+    records are used, one warning names the kernels worth tuning that have none; another one names those of a network
     for a GPU that run on the CPU. `threads` is the number of threads that the network is meant to run on. `cut`
-    is the partition, when the caller has it already; its alternatives are those that may serve. A record of `best` that
+    is the partition, when the caller has it already; its alternatives may be used. A record of `best` that
     cannot be built makes room for the first of the task's `others` that can. `metadata` replaces the facts that a saved
     network needs; to gather these all constants are read. With `release` the graph loses its constants, so that each is
     in memory once.
@@ -139,7 +139,7 @@ def compile_graph(
     rewritten, cut = with_alternatives(graph, cut, fastest_alternatives(cut, best))
     if release and rewritten is not graph:
         graph.constants.clear()
-    with telling_nothing():
+    with suppress_dispatch_warnings():
         choices = [
             _choose(task, best.get(task.workload_key), heavy)
             for task, heavy in zip(cut.tasks, cut.tunable, strict=True)
@@ -204,7 +204,7 @@ def fastest_alternatives(cut: Partition, best: Mapping[str, TaskProgram]) -> tup
 
 def _is_in_context(task: SearchTask) -> bool:
     """Whether the dispatch context has a program for a task; its time may be unknown."""
-    with telling_nothing():
+    with suppress_dispatch_warnings():
         context = DispatchContext.current if is_enabled() else None
         return context is not None and context.query(task.target, task.workload_key, True, task.dag) is not None
 
@@ -225,14 +225,14 @@ def _choose(task: SearchTask, best: TaskProgram | None, heavy: bool) -> ChosenPr
         state = DispatchContext.current.query(task.target, task.workload_key, heavy, task.dag)
         if state is None:
             return _default(task)
-        return ChosenProgram(task, steps_of(state), origin=ProgramSource.CONTEXT)
+        return ChosenProgram(task, steps_of(state), origin=ProgramOrigin.CONTEXT)
     if best.mutation == DEFAULT_SCHEDULE and not best.record_id:
         return ChosenProgram(task, default_steps_of(task), note="a run confirmed it")
     try:
         steps = load_steps(best.steps)
     except BUILD_ERRORS as error:
         return _default(task, f"record {best.record_id} cannot be read: {error}")
-    otherwise = ProgramSource.RECORD if best.record_id else ProgramSource.GUESS
+    otherwise = ProgramOrigin.RECORD if best.record_id else ProgramOrigin.UNTESTED
     return ChosenProgram(task, steps, best.record_id, ORIGINS.get(best.mutation, otherwise))
 
 
@@ -268,7 +268,7 @@ def _next_best(choice: ChosenProgram, others: Mapping[str, Sequence[TaskProgram]
     """What may take the place of a record that cannot be built: a few programs, each of which takes a build."""
     programs = others.get(choice.task.workload_key, ()) if choice.record_id else ()
     known = (_choose(choice.task, program, True) for program in programs if program.record_id != choice.record_id)
-    return islice((alternative for alternative in known if alternative.origin is not ProgramSource.DEFAULT), _TRIED)
+    return islice((alternative for alternative in known if alternative.origin is not ProgramOrigin.DEFAULT), _TRIED)
 
 
 def _build_or_else(
@@ -283,7 +283,7 @@ def _build_or_else(
     """
     while not isinstance(built, KernelArtifact):
         task = choice.task
-        if choice.origin is not ProgramSource.DEFAULT:
+        if choice.origin is not ProgramOrigin.DEFAULT:
             why = f"{choice.label} cannot be built: {built}"
             known = next(others, None)
             choice = _default(task, why) if known is None else replace(known, note=why)

@@ -6,14 +6,14 @@ Shares are of all kernels, also those that are not worth tuning, and add up to 1
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
 
 WORDS = {
-    ProgramSource.RECORD: "tuned records",
-    ProgramSource.TRANSFER: "programs of similar kernels",
-    ProgramSource.GUESS: "top candidates",
-    ProgramSource.CONTEXT: "programs of the dispatch context",
-    ProgramSource.DEFAULT: "the default schedule",
+    ProgramOrigin.RECORD: "tuned records",
+    ProgramOrigin.TRANSFER: "programs of similar kernels",
+    ProgramOrigin.UNTESTED: "untested candidates",
+    ProgramOrigin.CONTEXT: "programs of the dispatch context",
+    ProgramOrigin.DEFAULT: "the default schedule",
 }
 
 
@@ -25,7 +25,7 @@ class Share:
     `calls` and `flops` count one run of the network; the shares are of all its calls and FLOPs.
     """
 
-    origin: ProgramSource
+    origin: ProgramOrigin
     kernels: int
     tunable: int
     calls: int
@@ -39,7 +39,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class CoverageReport:
-    """A compiled network's kernels, and the shares of the origins that serve any of them."""
+    """A compiled network's kernels, and the share of every origin of their programs."""
 
     shares: tuple[Share, ...]
     kernels: tuple[KernelRow, ...]
@@ -52,7 +52,7 @@ class CoverageReport:
     @property
     def fallbacks(self) -> tuple[KernelRow, ...]:
         """Those of them that run untuned, with the default schedule."""
-        return tuple(kernel for kernel in self.tunable if kernel.origin == ProgramSource.DEFAULT)
+        return tuple(kernel for kernel in self.tunable if kernel.origin == ProgramOrigin.DEFAULT)
 
     def fallback_text(self) -> str:
         """How many kernels use the default schedule, of those worth tuning, and which, with the reason; empty where
@@ -72,17 +72,17 @@ class CoverageReport:
         calls = sum(kernel.weight for kernel in kernels)
         flops = sum(kernel.weight * kernel.flops for kernel in kernels)
         shares = []
-        for origin in ProgramSource:
-            served = [kernel for kernel in kernels if kernel.origin == origin]
-            if not served:
+        for origin in ProgramOrigin:
+            rows = [kernel for kernel in kernels if kernel.origin == origin]
+            if not rows:
                 continue
-            own_calls = sum(kernel.weight for kernel in served)
-            own_flops = sum(kernel.weight * kernel.flops for kernel in served)
-            tunable = sum(kernel.tunable for kernel in served)
+            own_calls = sum(kernel.weight for kernel in rows)
+            own_flops = sum(kernel.weight * kernel.flops for kernel in rows)
+            tunable = sum(kernel.tunable for kernel in rows)
             parts = own_calls / (calls or 1), own_flops / (flops or 1.0)
-            shares.append(Share(origin, len(served), tunable, own_calls, own_flops, *parts))
+            shares.append(Share(origin, len(rows), tunable, own_calls, own_flops, *parts))
         return cls(tuple(shares), tuple(kernels))
 
     def __str__(self) -> str:
         """One line for people."""
-        return f"served by {'; '.join(map(str, self.shares))}"
+        return f"programs from {'; '.join(map(str, self.shares))}"

@@ -102,12 +102,12 @@ def is_enabled() -> bool:
 
 
 def is_silent() -> bool:
-    """Whether this thread is inside `telling_nothing`."""
+    """Whether this thread is inside `suppress_dispatch_warnings`."""
     return _ACTIVE.silent
 
 
 @contextmanager
-def telling_nothing() -> Iterator[None]:
+def suppress_dispatch_warnings() -> Iterator[None]:
     """Inside, workloads without a record give no warning: the caller warns of all together."""
     before = is_silent()
     _ACTIVE.silent = True

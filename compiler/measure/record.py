@@ -11,12 +11,12 @@ from enum import IntEnum
 SCHEMA_VERSION = 2
 """Version of the row layout; a store refuses files of a higher version."""
 
-GUESSES = TOP_CANDIDATE, FITTED_CANDIDATE = "guess", "guess, transfer"
+UNTESTED_CANDIDATES = UNTESTED_CANDIDATE, FITTED_CANDIDATE = "guess", "guess, transfer"
 """The `mutation` of the record of an untested candidate, and of one fitted from a similar task."""
 
 CONFIRMED = "confirmed"
-"""How the `mutation` of a confirmation begins: the row of a program that a run timed again at its end and that serves
-from then on. The program's own mutation follows, and `parent_id` is its record.
+"""How the `mutation` of a confirmation begins: the row of a program that a run timed again at its end and that is
+used from then on. The program's own mutation follows, and `parent_id` is its record.
 """
 
 DISTURBED = 0.2
@@ -107,13 +107,13 @@ class MeasureRecord:
     schema_version: int = SCHEMA_VERSION
 
     @property
-    def is_guess(self) -> bool:
-        """Whether it was measured when a network was compiled: it belongs to no round of a search."""
-        return self.mutation in GUESSES
+    def is_unsearched(self) -> bool:
+        """Whether the compilation of a network measured the program as an untested candidate, outside of any search."""
+        return self.mutation in UNTESTED_CANDIDATES
 
     @property
     def is_confirmation(self) -> bool:
-        """Whether a run confirmed at its end that this program serves."""
+        """Whether a run confirmed this program at its end."""
         return self.mutation.startswith(CONFIRMED)
 
     @property

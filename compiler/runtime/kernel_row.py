@@ -9,22 +9,22 @@ from typing import Any, Self
 from retune.compiler.runtime.readable import finite, milliseconds
 
 
-class ProgramSource(StrEnum):
+class ProgramOrigin(StrEnum):
     """Where a kernel's program comes from."""
 
     RECORD = "record"  # a measured record of the very task
     TRANSFER = "transfer"  # a record of a similar task, fitted to this one's sizes
-    GUESS = "guess"  # what the search would try first
+    UNTESTED = "guess"  # the candidate that the search would try first
     CONTEXT = "context"  # a dispatch context that was entered
     DEFAULT = "default"  # the default schedule
 
 
 WORDS = {
-    ProgramSource.RECORD: "record",
-    ProgramSource.TRANSFER: "program of a similar kernel",
-    ProgramSource.GUESS: "top candidate",
-    ProgramSource.CONTEXT: "program of the dispatch context",
-    ProgramSource.DEFAULT: "default schedule",
+    ProgramOrigin.RECORD: "record",
+    ProgramOrigin.TRANSFER: "program of a similar kernel",
+    ProgramOrigin.UNTESTED: "untested candidate",
+    ProgramOrigin.CONTEXT: "program of the dispatch context",
+    ProgramOrigin.DEFAULT: "default schedule",
 }
 
 _RENAMED = {"task": "name", "workload_key": "task_key"}
@@ -33,14 +33,14 @@ _RENAMED = {"task": "name", "workload_key": "task_key"}
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One kernel of a network: what it costs, and what serves it.
+    """One kernel of a network: its cost, and the origin of its program.
 
     `weight` is how often a run of the network calls the kernel; `flops` are the operations of a call, `moved_bytes`
     what it has to read and write at least. Times are seconds per call, infinite while unknown. `layer` is the same text
     for all ways to compute one result, empty where there is one way; a kernel is `behind` where another way is faster,
-    and `used` unless another way serves. `rounds` and `trials` are those of the run, `stop_reason` says why it gave the
+    and `used` unless another way is. `rounds` and `trials` are those of the run, `stop_reason` says why it gave the
     kernel no more, `failed_rules` which sketch rules raised. `record_id` is that of the program's record, empty without
-    one; `note` says why no record serves. A kernel that is not `tunable` moves data, or computes too little to search.
+    one; `note` says why no record is used. A kernel that is not `tunable` moves data, or computes too little to search.
     """
 
     name: str
@@ -57,7 +57,7 @@ class KernelRow:
     stop_reason: str = ""
     behind: bool = False
     failed_rules: tuple[str, ...] = ()
-    origin: ProgramSource = ProgramSource.DEFAULT
+    origin: ProgramOrigin = ProgramOrigin.DEFAULT
     record_id: str = ""
     note: str = ""
     used: bool = True
@@ -67,7 +67,7 @@ class KernelRow:
         """The row of fields as JSON has them. Raises: TypeError, ValueError."""
         told = {_RENAMED.get(name, name): value for name, value in row.items() if value is not None}
         known = {field.name: told[field.name] for field in fields(cls) if field.name in told}
-        known |= {"origin": ProgramSource(told.get("origin", "")), "failed_rules": tuple(told.get("failed_rules", ()))}
+        known |= {"origin": ProgramOrigin(told.get("origin", "")), "failed_rules": tuple(told.get("failed_rules", ()))}
         return cls(**known)
 
     def to_json(self) -> dict[str, Any]:
@@ -87,11 +87,11 @@ class KernelRow:
         return self.weight * self.best_seconds if self.used and math.isfinite(self.best_seconds) else 0.0
 
     @property
-    def served_by(self) -> str:
-        """What the kernel was made from, in words."""
+    def origin_text(self) -> str:
+        """The origin of the program as text, with the id of its record."""
         if not self.used:
             return "not used"
-        is_record = self.origin is ProgramSource.RECORD
+        is_record = self.origin is ProgramOrigin.RECORD
         return f"{WORDS[self.origin]}{f' {self.record_id}' if is_record else ''}"
 
     def cells(self, whole: float = 0.0) -> dict[str, str]:
@@ -106,7 +106,7 @@ class KernelRow:
             "ms": milliseconds(self.best_seconds),
             "speedup": f"{self.default_seconds / self.best_seconds:.1f}x" if is_faster else "-",
             "GFLOP/s": f"{self.gflops:.1f}" if self.gflops else "-",
-            "served by": f"{self.served_by}{f' ({self.note})' if self.note else ''}",
+            "origin": f"{self.origin_text}{f' ({self.note})' if self.note else ''}",
         }
 
 

@@ -11,7 +11,7 @@ from typing import Any, overload
 import numpy as np
 
 from retune.compiler.core.dtype import finite_limit, is_float, item_bits, item_bytes
-from retune.compiler.core.errors import DefinitionError, refusing_depth
+from retune.compiler.core.errors import DefinitionError, refuse_depth
 from retune.compiler.ir import expr as ir
 from retune.compiler.ir.expr import BinaryOp, Expr, Operand
 from retune.compiler.ir.visit import walk
@@ -90,7 +90,7 @@ def compute(
     axes = tuple(Axis(axis, extent, AxisKind.SPATIAL) for axis, extent in zip(names, extents, strict=True))
     value = fcompute(*axes)
     # Too deep a body would exhaust the stack of every later walk: refuse it here, by its name.
-    with refusing_depth(name, DefinitionError):
+    with refuse_depth(name, DefinitionError):
         results = _defined(name, axes, value, with_tag(attrs, tag))
     return results if isinstance(value, tuple) else results[0]
 

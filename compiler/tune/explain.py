@@ -77,7 +77,7 @@ class SearchFacts:
     @classmethod
     def of(cls, records: Iterable[MeasureRecord]) -> "SearchFacts | None":
         """None where there are no records."""
-        made = [record for record in records if not record.is_guess]
+        made = [record for record in records if not record.is_unsearched]
         right = [record for record in made if math.isfinite(record.seconds)]
         if not made:
             return None
@@ -128,7 +128,7 @@ class Explanation:
         return self.task.name
 
     @property
-    def served_by(self) -> str:
+    def origin_text(self) -> str:
         """Where the program comes from."""
         record_id = self.program.record_id if self.program else ""
         return f"record {record_id}" if record_id else "default schedule"
@@ -223,7 +223,7 @@ class Explanation:
         """The kernel in a line."""
         uses = f"called {count(self.uses, 'time')}" if self.uses else "not used: another way to compute it is faster"
         time = f"{milliseconds(self.seconds)} ms a call" if math.isfinite(self.seconds) else "no time known"
-        return f"{self.name} for {self.task.target}: {uses}, {time}, {self.served_by}"
+        return f"{self.name} for {self.task.target}: {uses}, {time}, {self.origin_text}"
 
     def __str__(self) -> str:
         changed = [f"  {stage.kernel}: {stage.name}: {_changed(stage)}" for stage in self.stages]

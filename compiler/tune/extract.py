@@ -10,7 +10,7 @@ from types import MappingProxyType
 from retune.compiler.core.errors import OptionError
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import BuildKernels, compile_graph
-from retune.compiler.driver.dispatch import telling_nothing
+from retune.compiler.driver.dispatch import suppress_dispatch_warnings
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.frontend import zoo
@@ -81,8 +81,8 @@ class ExtractedNetwork(Extracted):
         metadata: Mapping[str, object] | None = None,
         release: bool = False,
     ) -> CompiledNetwork:
-        """The network with the programs `best`, as by `compile_graph`; a report says which kernels none serves."""
-        with telling_nothing():
+        """The network with the programs `best`, as by `compile_graph`; a report says which kernels have none."""
+        with suppress_dispatch_warnings():
             return compile_graph(
                 self.graph,
                 self.target,

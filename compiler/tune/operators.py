@@ -115,7 +115,7 @@ class Operator:
     module: str = ""
 
     @classmethod
-    def asked(cls, workload: str, args: Sequence[Argument], module: str = "") -> "Operator":
+    def of(cls, workload: str, args: Sequence[Argument], module: str = "") -> "Operator":
         """The operator `workload` of the table, or a workload that `module` registers, checked against what it takes.
 
         Raises: OptionError.
@@ -138,7 +138,7 @@ class Operator:
         return cls(f"retune.{workload}", tuple(args))
 
     @classmethod
-    def parsed(cls, text: str) -> "Operator":
+    def parse(cls, text: str) -> "Operator":
         """The operator of a line. Raises: OptionError."""
         module, sign, rest = text.removeprefix(PREFIX).partition("[")
         try:
@@ -148,7 +148,7 @@ class Operator:
         if not text.startswith(PREFIX) or not isinstance(name, str):
             raise OptionError(f'{text!r} is no operator; write {PREFIX}["retune.matmul", 512, 512, 512]')
         module = module.rstrip(":")
-        return cls.asked(name if module else name.removeprefix("retune."), args, module)
+        return cls.of(name if module else name.removeprefix("retune."), args, module)
 
     def __str__(self) -> str:
         module = f"{self.module}:" if self.module else ""
@@ -162,7 +162,7 @@ def is_operator(text: str) -> bool:
 
 def operator_label(text: str) -> str:
     """The operator of a line, short enough for a list. Raises: OptionError."""
-    operator = Operator.parsed(text)
+    operator = Operator.parse(text)
     return "_".join([operator.name.removeprefix("retune."), *map(str, operator.args)])
 
 
@@ -180,7 +180,7 @@ def extract_operator(text: str, target: str, threads: int) -> Extracted:
     Raises: OptionError when the module cannot be imported or registers no such workload, or its arguments do not fit;
     TargetError.
     """
-    operator, machine = Operator.parsed(text), Target(target)
+    operator, machine = Operator.parse(text), Target(target)
     if operator.module:
         try:
             importlib.import_module(operator.module)

@@ -11,14 +11,14 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import ORIGINS
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.runtime.atomic_write import write_text_atomically
-from retune.compiler.runtime.kernel_row import NUMERIC, KernelRow, ProgramSource, kernel_table
+from retune.compiler.runtime.kernel_row import NUMERIC, KernelRow, ProgramOrigin, kernel_table
 from retune.compiler.runtime.readable import busy_warning, count, finite, milliseconds
 from retune.compiler.tune.limits import MachineLimits
 from retune.compiler.tune.precision.request import PrecisionChoice
 from retune.compiler.tune.tuning import TuningSummary
 from retune.compiler.tune.winners import Confirmation
 
-KERNEL_HEADINGS = ("kernel", "uses", "share", "trials", "default ms", "ms", "GFLOP/s", "served by")
+KERNEL_HEADINGS = ("kernel", "uses", "share", "trials", "default ms", "ms", "GFLOP/s", "origin")
 """The columns of the table of kernels."""
 _SIDES = tuple("---:" if heading in NUMERIC else "---" for heading in KERNEL_HEADINGS)
 
@@ -101,7 +101,7 @@ class CompiledResult:
 @dataclass(frozen=True, slots=True)
 class Report:
     """A finished run: what was asked, what was spent, what came of it, where it lies, and what the machine can do. That
-    of an operator has one task, no `artifact`, and compares its default schedule with what serves it. `contention` is
+    of an operator has one task, no `artifact`, and compares its default schedule with the winner. `contention` is
     the share lost to other processes, of a typical trial or of the final comparison, whichever is larger.
     """
 
@@ -134,8 +134,8 @@ class Report:
             # What was built counts: the program of a winner may have failed to build.
             is_chosen = (kernel.origin, kernel.record_id) == (row.origin, row.record_id)
             note = row.note if is_chosen else "; ".join(text for text in (kernel.note, row.note) if text)
-            served = replace(row, origin=kernel.origin, record_id=kernel.record_id, note=note)
-            rows[kernel.task_key] = replace(served, tunable=kernel.tunable)
+            known = replace(row, origin=kernel.origin, record_id=kernel.record_id, note=note)
+            rows[kernel.task_key] = replace(known, tunable=kernel.tunable)
         return cls(
             run_id=run_id,
             request=dict(request),
@@ -173,7 +173,7 @@ class Report:
 
     @property
     def coverage(self) -> CoverageReport:
-        """What serves the kernels that are used."""
+        """The origins of the programs of all kernels that are used."""
         return CoverageReport.of([row for row in self.tasks if row.used])
 
     @property
@@ -268,7 +268,7 @@ class Report:
         return kernel_table(self.tuned, headings)
 
     def _compared(self) -> list[str]:
-        """The ways to run the network, and what serves its kernels."""
+        """The ways to run the network, and the origins of its programs."""
         return [
             f"| network | {self.heading} | error of the outputs |",
             "|---|---:|---:|",
@@ -296,22 +296,22 @@ class Report:
 
 
 def _row(row: KernelRow, compiled: CompiledResult, spent: TuningSummary) -> KernelRow:
-    """`row`, of a task of the run, with what serves it in the compiled network."""
+    """`row`, of a task of the run, with the program that the compiled network uses."""
     by_key = {winner.task.workload_key: winner for winner in compiled.winners}
     winner = by_key.get(row.task_key)
     program = None if winner is None or winner.is_default else winner.program
     reasons = [*([row.stop_reason] if row.stop_reason else []), *row.failed_rules]
-    if winner is None or not winner.serves:
+    if winner is None or not winner.used:
         measured = winner is not None or math.isfinite(row.best_seconds)
         layer = (each for each in spent.rows if row.layer and each.layer == row.layer)
-        serving = (each.name for each in layer if (other := by_key.get(each.task_key)) and other.serves)
-        rival = next(serving, "another way to compute it")
+        winners = (each.name for each in layer if (other := by_key.get(each.task_key)) and other.used)
+        rival = next(winners, "another way to compute it")
         reasons.append(f"{rival} computes the same faster" if measured else f"not measured; {rival} is used")
     elif program is None:
         why = "the fastest tried" if len(winner.programs) > 1 else "no time was left to try a program"
         reasons.append(winner.why or why)
     rejected = [f"rejected {text}" for text in winner.rejected] if winner else []
-    tuned = ProgramSource.DEFAULT if program is None else ORIGINS.get(program.mutation, ProgramSource.RECORD)
+    tuned = ProgramOrigin.DEFAULT if program is None else ORIGINS.get(program.mutation, ProgramOrigin.RECORD)
     return replace(
         row,
         default_seconds=winner.default_seconds if winner else row.default_seconds,
@@ -319,7 +319,7 @@ def _row(row: KernelRow, compiled: CompiledResult, spent: TuningSummary) -> Kern
         origin=tuned,
         record_id=program.record_id if program else "",
         note="; ".join(dict.fromkeys(reasons + rejected)),
-        used=winner is not None and winner.serves,
+        used=winner is not None and winner.used,
     )
 
 

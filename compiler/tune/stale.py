@@ -61,10 +61,10 @@ def estimate(
     `layers` compute the same result, and any of them is enough; without numbers each task is a layer.
 
     Records of another version than `engine` do not count: what the generator makes of their steps has changed. Nor do
-    top candidates, which no search has measured, and tasks too small for trials, which have nothing else.
+    untested candidates, which no search has measured, and tasks too small for trials, which have nothing else.
     """
     present = {
-        key: [record for record in task_records if record.engine_version == engine and not record.is_guess]
+        key: [record for record in task_records if record.engine_version == engine and not record.is_unsearched]
         for key, task_records in records.items()
     }
     numbers = list(layers) or list(range(len(tasks)))

@@ -87,7 +87,7 @@ class TunedTask(TaskProgress):
     known: set[str] = field(default_factory=set)
     trials: int = 0
     default_seconds: float = math.inf
-    guessed_seconds: float = math.inf
+    candidate_seconds: float = math.inf
     failed_rules: tuple[str, ...] = ()
 
     @property
@@ -209,8 +209,10 @@ class Tuning(TuningLoop[TunedTask]):
             if records:
                 self._learn(task, records)
                 task.fastest = fastest((*map(TaskProgram.of, records), *task.fastest))
-                task.guessed_seconds = min((record.seconds for record in records if record.is_guess), default=math.inf)
-                if not all(record.is_guess for record in records):  # a task with guesses alone was never searched
+                task.candidate_seconds = min(
+                    (record.seconds for record in records if record.is_unsearched), default=math.inf
+                )
+                if not all(record.is_unsearched for record in records):  # never searched
                     task.state = replace(task.state, best_seconds=min(record.seconds for record in records))
         self.end_losers()
         by_key = {task.task.workload_key: index for index, task in enumerate(self.tasks)}
@@ -271,7 +273,7 @@ class Tuning(TuningLoop[TunedTask]):
         task.trials += len(records)
         before = self.rounds
         failure = common_failure(records) if is_first else ""
-        self.finish_round(index, [*map(TaskProgram.of, records)], failure, task.guessed_seconds)
+        self.finish_round(index, [*map(TaskProgram.of, records)], failure, task.candidate_seconds)
         self.rounds = max([before, *(record.round + 1 for record in records)])
         # max: records of one round may be told in any order, and the clock never goes back.
         self.elapsed = max([self.elapsed, *(record.elapsed for record in records)])

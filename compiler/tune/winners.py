@@ -1,4 +1,4 @@
-"""Chooses the program of each task of a compiled network: its fastest record, or a top candidate of the search.
+"""Chooses the program of each task of a compiled network: its fastest record, or an untested candidate of the search.
 
 The chosen program was the fastest when all were timed in turn, the default schedule among them, and
 gave the right answer in a fresh process after that. Of several tasks that compute the same only the best is chosen.
@@ -13,7 +13,7 @@ from retune.compiler.measure.measurer import Builder, Runner
 from retune.compiler.measure.record import (
     CONFIRMED,
     FITTED_CANDIDATE,
-    TOP_CANDIDATE,
+    UNTESTED_CANDIDATE,
     MeasureRecord,
     MeasureStatus,
     TaskProgram,
@@ -41,7 +41,7 @@ CLOSE = 1.2
 """A way to compute a layer whose record is so many times slower than that of the fastest way is not timed again."""
 
 
-def top_candidates(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tuple[TaskProgram, ...]:
+def untested_candidates(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tuple[TaskProgram, ...]:
     """Programs for a task that the budget did not reach, which have no record: the analytical model's best, and up to
     half of them those of the most similar tasks among `known`, the best records of other tasks.
     """
@@ -52,40 +52,41 @@ def top_candidates(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tup
     policy.warm_start([program.steps for program in k_nearest(task.workload_key, others, TRIED)])
     kinds = {mutation.TRANSFER: FITTED_CANDIDATE}
     return tuple(
-        TaskProgram(task.workload_key, program.steps, mutation=kinds.get(program.mutation, TOP_CANDIDATE))
+        TaskProgram(task.workload_key, program.steps, mutation=kinds.get(program.mutation, UNTESTED_CANDIDATE))
         for program in policy.ask(TRIED, 0)
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """The programs of a task and its default schedule, which is the last, as they were timed in turn, and which of them
-    serves: that at `index`, the default schedule until `confirm_fastest` has found a faster program that is right.
+    """The final comparison of the programs of a task.
 
-    `results` are how they were built and timed. `serves` is false where another task computes the same result faster;
-    `why` says why the default schedule serves, where this was not found for the task alone.
+    The last of `programs` is the default schedule, `results` are their builds and timings, one each. The program at
+    `index` is the winner: the default schedule until `confirm_fastest` finds a faster program with right results.
+    `used` is false where another task computes the same result faster. `why` explains a default schedule that was
+    chosen for the whole network.
     """
 
     task: SearchTask
     programs: tuple[TaskProgram, ...]
     results: tuple[Measurement, ...]
     index: int = -1
-    serves: bool = True
+    used: bool = True
     why: str = ""
 
     @property
     def program(self) -> TaskProgram:
-        """The program that serves, with its latest time."""
+        """The winner, with its latest time."""
         return replace(self.programs[self.index], seconds=self.seconds)
 
     @property
     def is_default(self) -> bool:
-        """Whether that is the default schedule."""
+        """Whether the winner is the default schedule."""
         return self.index == -1
 
     @property
     def seconds(self) -> float:
-        """Seconds of a call of what serves; infinite where it failed."""
+        """Seconds of a call of the winner; infinite where it failed."""
         return self.results[self.index].seconds
 
     @property
@@ -95,16 +96,16 @@ class Confirmation:
 
     @property
     def rejected(self) -> tuple[str, ...]:
-        """Why each program that failed does not serve."""
+        """Status and error of each program that failed."""
         return tuple(
-            f"{program.record_id or 'a guess'}: {result.status.name}: {result.error.strip().partition(chr(10))[0]}"
+            f"{program.record_id or 'a candidate'}: {result.status.name}: {result.error.strip().partition(chr(10))[0]}"
             for program, result in zip(self.programs[:-1], self.results[:-1], strict=True)
             if result.status is not MeasureStatus.OK
         )
 
     @property
     def kernels(self) -> dict[tuple[str, str], KernelArtifact]:
-        """The kernels of what serves and of the default schedule, by workload key and steps text."""
+        """The kernels of the winner and of the default schedule, by workload key and steps text."""
         pairs = ((self.programs[index].steps, self.results[index].artifact) for index in (self.index, -1))
         return {(self.task.workload_key, text): kernel for text, kernel in pairs if kernel is not None}
 
@@ -115,20 +116,20 @@ def shortlist(
     known: Iterable[MeasureRecord] | None = (),
 ) -> tuple[tuple[SearchTask, tuple[TaskProgram, ...]], ...]:
     """Which of `tasks`, the ways to compute one layer, are to be timed again, and with which programs: those whose
-    record in `best`, by task key, is close to the fastest; the first task with guesses, programs of tasks like
-    it that are `known` among them, when there is no record; without guesses when `known` is None.
+    record in `best`, by task key, is close to the fastest; with no record, the first task with
+    untested candidates, which include programs of similar tasks among `known`; without any when `known` is None.
     """
     seconds = [min((record.seconds for record in best.get(task.workload_key, ())), default=math.inf) for task in tasks]
     if math.isinf(min(seconds)):
-        return ((tasks[0], () if known is None else top_candidates(tasks[0], known)),)
+        return ((tasks[0], () if known is None else untested_candidates(tasks[0], known)),)
     close = [task for task, each in zip(tasks, seconds, strict=True) if each <= CLOSE * min(seconds)]
     return tuple((task, tuple(map(TaskProgram.of, best[task.workload_key]))) for task in close)
 
 
 def resolve(confirmed: Sequence[Confirmation]) -> tuple[Confirmation, ...]:
-    """The tasks of one layer, of which only the fastest serves."""
+    """The tasks of one layer, of which only the fastest is used."""
     fastest = min(confirmed, key=lambda candidate: candidate.seconds)
-    return tuple(replace(candidate, serves=candidate is fastest) for candidate in confirmed)
+    return tuple(replace(candidate, used=candidate is fastest) for candidate in confirmed)
 
 
 def keep_defaults(
@@ -139,10 +140,10 @@ def keep_defaults(
     defaults = {winner.task.workload_key: winner for winner in untimed if winner.task.workload_key in used}
     defaults |= {winner.task.workload_key: replace(winner, index=-1) for winner in confirmed}
     why = "the whole network is no faster with the programs found"
-    return tuple(replace(winner, serves=key in used, why=why) for key, winner in defaults.items())
+    return tuple(replace(winner, used=key in used, why=why) for key, winner in defaults.items())
 
 
-def record_guesses(
+def record_candidates(
     confirmed: Iterable[Confirmation], run_info: RunHeader, new_id: Callable[[], str]
 ) -> tuple[tuple[Confirmation, ...], tuple[MeasureRecord, ...]]:
     """What was confirmed, with a record for every program that had none, and these records."""
@@ -161,11 +162,11 @@ def record_guesses(
 def confirmations(
     confirmed: Iterable[Confirmation], run_info: RunHeader, new_id: Callable[[], str]
 ) -> tuple[MeasureRecord, ...]:
-    """A row for every program that serves from now on, with its confirmed time."""
+    """A row for every program that is used from now on, with its confirmed time."""
     records = []
     for winner in confirmed:
         program = winner.program
-        if winner.serves and math.isfinite(program.seconds):
+        if winner.used and math.isfinite(program.seconds):
             mutation = f"{CONFIRMED}, {program.mutation}" if program.mutation else CONFIRMED
             row = TaskProgram(program.task_key, program.steps, mutation=mutation, parent_id=program.record_id)
             records.append(run_info.record(winner.task, row, winner.results[winner.index], new_id()))

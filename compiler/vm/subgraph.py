@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.driver.dispatch import DispatchContext, is_enabled, telling_nothing
+from retune.compiler.driver.dispatch import DispatchContext, is_enabled, suppress_dispatch_warnings
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition.partition import Partition, partition
@@ -68,5 +68,5 @@ def compile_subgraph(graph: Graph, target: Target, threads: int, programs: Tuned
     # Kernels of several graphs live in one executable, where equal names must mean equal code.
     cut = named_by_content(cut)
     best = programs.chosen(cut)
-    with telling_nothing():  # the compilation of the whole program reports on all subgraphs
+    with suppress_dispatch_warnings():  # the compilation of the whole program reports on all subgraphs
         return compile_graph(graph, target, best, threads=threads, cut=cut, build=STORE.build, metadata={})

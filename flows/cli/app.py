@@ -16,7 +16,7 @@ from retune.compiler.core import config
 from retune.flows.cli import exits
 from retune.flows.cli.commands.output import Group, complain, warn_in_one_line
 from retune.flows.cli.launch import set_handler
-from retune.flows.cli.toplevel import guarded
+from retune.flows.cli.toplevel import run_guarded
 
 COMMANDS = {
     "tune": ("tune:tune", "Tune a network, compile it with the best programs found, and report the speedup."),
@@ -123,7 +123,7 @@ def _terminate(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - 
 def main() -> None:
     """Entry point of the console script `retune`."""
     warn_in_one_line()
-    sys.exit(guarded(_run))
+    sys.exit(run_guarded(_run))
 
 
 def _run() -> int | None:

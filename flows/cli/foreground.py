@@ -14,13 +14,13 @@ from retune.compiler.tune.operators import is_operator
 from retune.flows.cli import exits, launch
 from retune.flows.cli.commands.output import Mode
 from retune.flows.cli.json_view import report_line
-from retune.flows.cli.live import shown_on
-from retune.flows.cli.state_folder import blaming_the_disk
+from retune.flows.cli.live import show_events
+from retune.flows.cli.state_folder import explain_disk_errors
 from retune.flows.cli.summary import show_report
-from retune.flows.cli.toplevel import guarded
+from retune.flows.cli.toplevel import run_guarded
 from retune.flows.parameters import TuneJob
 from retune.flows.server.embedded_server import EmbeddedServer
-from retune.flows.server.run_server import watched_server
+from retune.flows.server.run_server import watch_server
 from retune.flows.tune_network import tune_job
 from retune.flows.tune_operator import tune_operator_job
 
@@ -35,7 +35,7 @@ def run(job: TuneJob, mode: Mode, server: EmbeddedServer | None, network: Import
     """
     logging.getLogger().handlers.clear()  # Prefect's, which writes warnings in another form
     end_on_signals(has_address=server is None)
-    code = guarded(partial(main, job, mode, server, network), launch.RESUMABLE)
+    code = run_guarded(partial(main, job, mode, server, network), launch.RESUMABLE)
     if code in (exits.UNAVAILABLE, exits.INTERRUPTED):  # Prefect would wait for its server once more
         sys.stdout.flush()
         os._exit(code)
@@ -49,7 +49,7 @@ def main(job: TuneJob, mode: Mode, server: EmbeddedServer | None = None, network
     # While Prefect's server starts. What a GPU or a fleet's device is, is found out later.
     if network is not None and job.plan is None and job.gpu is None:
         network.begin(job.target, job.threads, job.options.winograd)
-    with watched_server(server), blaming_the_disk(Path(job.home)), shown_on(sys.stdout, mode):
+    with watch_server(server), explain_disk_errors(Path(job.home)), show_events(sys.stdout, mode):
         report = tune_operator_job(job) if is_operator(job.network) else tune_job(job, network)
     if mode is Mode.JSON:
         typer.echo(report_line(report))

@@ -15,7 +15,7 @@ One object per line, its kind in `event`. Times are in seconds, null while unkno
 - `default_seconds`, `best_seconds`, `gflops`: the default schedule, the best program, its speed
 - `failed_rules`: a sentence for each sketch rule that raised
 - `layer`: tasks with the same text compute the same, such as Winograd; `behind`: whether another one was faster then
-- `tunable`, `origin` (record, transfer, guess, context, default), `record_id`, `note`, `used`: what serves it,
+- `tunable`, `origin` (record, transfer, guess, context, default), `record_id`, `note`, `used`: its program,
   in a report
 
 ### `round_started`

@@ -15,7 +15,7 @@ from retune.compiler.driver.hardware import threads_of
 from retune.compiler.frontend import zoo
 from retune.compiler.graph.partition.partition import with_alternatives
 from retune.compiler.measure.record import TaskProgram
-from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tune.explain import Explanation, SearchFacts, find_names, time_kernel
@@ -72,14 +72,14 @@ class KernelExplainer:
             shapes = shapes or tuple(str(asked.get("shapes") or "").split())
         count = threads_of(Target(target or HOST), threads)
         network = extract_network(source, target or HOST, count, shapes, winograd)
-        return cls(network, find_programs(network, home, None)[0], home)
+        return cls(network, find_programs(network, home, None).best, home)
 
     def rows(self) -> list[KernelRow]:
         """Every kernel, those that take most of the network's time first; those without a time last."""
         rows = []
         for name, task in self._tasks.items():
             program = self._programs.get(task.workload_key)
-            source = ProgramSource.RECORD if program and program.record_id else ProgramSource.DEFAULT
+            has_record = program is not None and bool(program.record_id)
             rows.append(
                 KernelRow(
                     name,
@@ -87,7 +87,7 @@ class KernelExplainer:
                     self._uses.get(name, 0),
                     task.flop_count,
                     best_seconds=program.seconds if program else math.inf,
-                    origin=source,
+                    origin=ProgramOrigin.RECORD if has_record else ProgramOrigin.DEFAULT,
                     record_id=program.record_id if program else "",
                 )
             )

@@ -105,7 +105,7 @@ def view_for(stream: TextIO, mode: Mode) -> View:
 
 
 @contextmanager
-def shown_on(stream: TextIO, mode: Mode = Mode.PEOPLE) -> Iterator[View]:
+def show_events(stream: TextIO, mode: Mode = Mode.PEOPLE) -> Iterator[View]:
     """Show the events of all flow runs of this process on `stream` until the block ends."""
     view = view_for(stream, mode)
     logger, handler = logging.getLogger(LOGGER), _EventHandler(view)

@@ -83,7 +83,7 @@ def make_private_folder() -> Path:
 
 
 @contextmanager
-def blaming_the_disk(home: Path) -> Iterator[None]:
+def explain_disk_errors(home: Path) -> Iterator[None]:
     """Turn an error that is not ours into a StoreError where the state folder or the temporary one cannot be used any
     more: Prefect's server answers with its own error when its database cannot grow.
     """

@@ -60,9 +60,7 @@ def _latencies(report: Report) -> Table:
 def _kernels(report: Report, width: int) -> Table:
     """The kernels that are used; on a narrow terminal without the columns that the HTML report has too."""
     wide = width >= WIDE
-    headings = (
-        tuple(h for h in KERNEL_HEADINGS if h != "share") if wide else ("kernel", "default ms", "ms", "served by")
-    )
+    headings = tuple(h for h in KERNEL_HEADINGS if h != "share") if wide else ("kernel", "default ms", "ms", "origin")
     table = Table(box=box.SIMPLE)
     for heading in headings:
         if heading in NUMERIC:

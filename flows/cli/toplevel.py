@@ -17,7 +17,7 @@ _UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of writing to stdout; most of what else is written raises an error of ours."""
 
 
-def guarded(main: Callable[[], int | None], stopped: str = "stopped") -> int:
+def run_guarded(main: Callable[[], int | None], stopped: str = "stopped") -> int:
     """Call `main`. Returns its exit code, or that of the exception it ends with; `stopped` is what Ctrl-C means."""
     try:
         code = main() or exits.OK

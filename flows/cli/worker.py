@@ -28,7 +28,7 @@ from retune.compiler.tune.worker_service import THIS_PROCESS
 from retune.flows.cli import exits
 from retune.flows.cli.commands.output import Mode, complain, json_line
 from retune.flows.cli.launch import SIGNALS, set_handler
-from retune.flows.cli.toplevel import guarded
+from retune.flows.cli.toplevel import run_guarded
 from retune.flows.server.run_server import server_errors
 from retune.tasks.fleet.device_limit import ensure_limit
 from retune.tasks.fleet.engines import background_task, shared_storage
@@ -96,7 +96,7 @@ def show_log(mode: Mode) -> None:
 
 def main(mode: Mode, job: Mapping[str, Any]) -> None:
     """Do what `job` says, the fields of a `WorkerJob`, until a signal comes; then end this process."""
-    code = guarded(partial(_work, mode, WorkerJob(**job)))
+    code = run_guarded(partial(_work, mode, WorkerJob(**job)))
     sys.stdout.flush()
     os._exit(code)  # threads of the engine may still wait for requests that were given up
 

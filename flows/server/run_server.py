@@ -36,7 +36,7 @@ STARTS = 2
 
 
 @contextmanager
-def watched_server(embedded: EmbeddedServer | None = None) -> Iterator[None]:
+def watch_server(embedded: EmbeddedServer | None = None) -> Iterator[None]:
     """Wait until the Prefect server answers, the embedded server or that at PREFECT_API_URL, and watch it during the
     block. Raises: ServerError.
     """

@@ -12,7 +12,7 @@ from pathlib import Path
 from retune.compiler.core.errors import OptionError
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureRecord, MeasureStatus
-from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
 from retune.compiler.tune.limits import MachineLimits
 from retune.compiler.tune.precision.request import PrecisionChoice
 from retune.compiler.tune.tuning import contention_of, typical
@@ -100,7 +100,7 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
     store = ParquetRecordStore(home)
     # If both the lines of rounds and the report are lost, the records of all tasks are searched for the run's.
     recorded = (record for key in keys or (None,) for record in store.records(task_key=key, run_id=info.run_id))
-    records = [record for record in recorded if not record.is_guess]
+    records = [record for record in recorded if not record.is_unsearched]
     # By round first: the clock may have been set back in the middle of a run.
     records.sort(key=lambda record: (record.round, record.timestamp, record.record_id))
     keys = dict.fromkeys(record.task_key for record in records)
@@ -148,7 +148,7 @@ def _kernels(report: RunReport, records: Sequence[MeasureRecord], *, is_complete
         row = KernelRow(
             best.task_name, key, trials=len(trials), default_seconds=untuned, best_seconds=best.seconds, note=note
         )
-        rows.append(replace(row, origin=ProgramSource.RECORD, record_id=best.record_id) if is_known else row)
+        rows.append(replace(row, origin=ProgramOrigin.RECORD, record_id=best.record_id) if is_known else row)
     return tuple(rows)
 
 

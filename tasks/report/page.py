@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from retune.compiler.driver.coverage import WORDS
-from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource, kernel_table
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin, kernel_table
 from retune.compiler.runtime.readable import busy_warning, count, milliseconds
 from retune.compiler.tune.report import KERNEL_HEADINGS
 from retune.tasks.report.charts import latency_chart, network_chart, precision_chart, roofline_chart, task_charts
@@ -194,7 +194,7 @@ def _caption(kernel: KernelRow, facts: RunFacts) -> str:
     if not kernel.used:
         return f"{search}; not used: {kernel.note}"
     cells = kernel.cells(sum(row.weighted_seconds for row in facts.kernels))
-    kind = "" if kernel.origin is ProgramSource.RECORD else f" ({kernel.served_by})"
+    kind = "" if kernel.origin is ProgramOrigin.RECORD else f" ({kernel.origin_text})"
     confirmed = f"confirmed: {cells['ms']} ms, {cells['GFLOP/s']} GFLOP/s{kind}"
     return f"{cells['share']} of the time, {count(kernel.weight, 'use')}; {search}; {confirmed}"
 

@@ -8,10 +8,10 @@ import pytest
 
 from retune.compiler.core import config
 from retune.compiler.measure.logs.log import append_log, to_record
-from retune.compiler.measure.record import FITTED_CANDIDATE, TOP_CANDIDATE, MeasureRecord
+from retune.compiler.measure.record import FITTED_CANDIDATE, UNTESTED_CANDIDATE, MeasureRecord
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.runtime.executor.network import CompiledNetwork
-from retune.compiler.runtime.kernel_row import ProgramSource
+from retune.compiler.runtime.kernel_row import ProgramOrigin
 from retune.compiler.schedule.default.gpu import default_gpu_steps
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
@@ -79,14 +79,14 @@ def test_records_of_a_gpu_are_those_of_the_one_that_is_here_or_of_any(
         arguments = ("--threads", "1", "--target", target, "-o", "out.retune", "--quiet")
         assert run(monkeypatch, "compile", "mlp", *arguments) == 0
         coverage = CompiledNetwork.load(folder / "out.retune").coverage
-        assert [kernel.origin for kernel in coverage].count(ProgramSource.RECORD) == count
+        assert [kernel.origin for kernel in coverage].count(ProgramOrigin.RECORD) == count
 
 
 def test_untested_candidate_of_an_earlier_run_is_used_and_labeled(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second, *others = extract_network("mlp", "llvm", 1).tasks
-    made = [(first, TOP_CANDIDATE), (second, FITTED_CANDIDATE)]
+    made = [(first, UNTESTED_CANDIDATE), (second, FITTED_CANDIDATE)]
     records = [replace(_record(task, config.device_name()), mutation=mutation) for task, mutation in made]
     ParquetRecordStore(folder / "state").append(records)
     assert run(monkeypatch, "compile", "mlp", "--threads", "1", "-o", "out.retune", "--json") == 0

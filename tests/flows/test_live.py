@@ -9,7 +9,7 @@ from rich.console import Console
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.flows.cli.commands.output import Mode
 from retune.flows.cli.json_view import event_line
-from retune.flows.cli.live import LineView, LiveView, plain_line, shown_on, view_for
+from retune.flows.cli.live import LineView, LiveView, plain_line, show_events, view_for
 from retune.flows.progress import EVENT, LOGGER, RoundDone, RoundStarted, RunOpened, TaskStopped, duration
 
 ROW = KernelRow("conv2d_3x3", "key", 4, 2e9)
@@ -69,7 +69,7 @@ def test_the_view_fits_the_reader() -> None:
 
 def test_events_travel_as_log_records() -> None:
     stream = io.StringIO()
-    with shown_on(stream):
+    with show_events(stream):
         logging.getLogger(LOGGER).info("ignored")
         logging.getLogger(LOGGER).info(str(DONE), extra={EVENT: DONE})
     logging.getLogger(LOGGER).info(str(DONE), extra={EVENT: DONE})

@@ -105,13 +105,13 @@ def test_a_network_is_compiled_with_what_is_known(
     report = compile_network(str(network), threads=1, home=str(home))
     assert report.is_right
     assert report.trials == 0
-    assert all(record.is_guess for record in ParquetRecordStore(home).records())
+    assert all(record.is_unsearched for record in ParquetRecordStore(home).records())
     sources = {each.origin for each in CompiledNetwork.load(report.artifact).coverage}
     is_kept = factor > 1
     assert (sources == {"default"}) is is_kept
     assert report.speedup == 1 / (1 if is_kept else factor)
     assert ("The default schedules are kept" in report.markdown()) is is_kept
-    assert all(each.served_by == "default schedule" for each in report.tasks if each.used) is is_kept
+    assert all(each.origin_text == "default schedule" for each in report.tasks if each.used) is is_kept
     assert compared["tuned"] == Path(report.artifact)
     assert compared["untuned"] != compared["tuned"]
     assert all(path.name == "untuned.retune" and path.exists() for path in compared.values())

@@ -50,7 +50,7 @@ def test_tuning_stores_records_and_the_same_call_again_searches_no_more(
     again = retune.tune(_dense(), trials=4, store=tmp_path, options={"threads": 1}, progress=False)
     np.testing.assert_array_equal(again(x), fast(x))
     known = retune.compile(_dense(), store=tmp_path, threads=1)
-    assert known.report().kernels[0].served_by.startswith(("record ", "default"))
+    assert known.report().kernels[0].origin_text.startswith(("record ", "default"))
     with pytest.raises(AssertionError, match="tunes again"):
         retune.tune(_dense(), trials=5, store=tmp_path, options={"threads": 1}, progress=False)
 

@@ -16,7 +16,7 @@ import pytest
 
 from retune.compiler.core.errors import OptionError, StoreError
 from retune.flows.cli import exits, state_folder
-from retune.flows.cli.state_folder import blaming_the_disk, check_state_folder
+from retune.flows.cli.state_folder import check_state_folder, explain_disk_errors
 from tests.support.flows.command_line import Refused
 from tests.support.flows.networks import write_mlp
 from tests.support.flows.runs import PATIENCE_SECONDS, command, environment_on, stored
@@ -130,9 +130,9 @@ def test_an_error_is_blamed_on_a_disk_that_is_full(tmp_path: Path, monkeypatch: 
     for full, kind in ((False, RuntimeError), (True, StoreError)):
         if full:
             monkeypatch.setattr("os.posix_fallocate", failing(errno.ENOSPC))
-        with pytest.raises(kind), blaming_the_disk(tmp_path):
+        with pytest.raises(kind), explain_disk_errors(tmp_path):
             raise RuntimeError("Internal Server Error")
-    with pytest.raises(OptionError), blaming_the_disk(tmp_path):  # which says itself what is wrong
+    with pytest.raises(OptionError), explain_disk_errors(tmp_path):  # which says itself what is wrong
         raise OptionError("no such option")
 
 
@@ -142,7 +142,7 @@ def test_a_temporary_folder_that_is_gone_is_one_sentence(tmp_path: Path, monkeyp
     with pytest.raises(StoreError, match=r"cannot make a temporary folder: .*; set TMPDIR to one"):
         state_folder.make_private_folder()
     said = r"file for temporary files: .* another folder with TMPDIR"
-    with pytest.raises(StoreError, match=said), blaming_the_disk(tmp_path / "state"):
+    with pytest.raises(StoreError, match=said), explain_disk_errors(tmp_path / "state"):
         raise RuntimeError("Internal Server Error")
 
 

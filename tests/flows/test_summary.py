@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
 from retune.compiler.tune.report import Comparison, Contender, Report
 from retune.flows.cli import summary
 from retune.flows.cli.commands import output
 from retune.flows.cli.summary import show_report
 
 HOT = "winograd4_conv2d_3x3_c128_1x28x28x128_add_add_relu"
-RECORD = {"origin": ProgramSource.RECORD, "record_id": "01M82BMPGX8NBQE442RT3XEF4N"}
+RECORD = {"origin": ProgramOrigin.RECORD, "record_id": "01M82BMPGX8NBQE442RT3XEF4N"}
 TASKS = (
-    KernelRow("dense", "d", 1, 1e6, default_seconds=2e-4, best_seconds=1e-4, origin=ProgramSource.GUESS),
+    KernelRow("dense", "d", 1, 1e6, default_seconds=2e-4, best_seconds=1e-4, origin=ProgramOrigin.UNTESTED),
     KernelRow(HOT, "h", 2, 2e9, trials=64, default_seconds=40e-3, best_seconds=34.3524e-3, **RECORD),  # type: ignore[arg-type]
     KernelRow("unused", "u", 1, 2e9, default_seconds=1.0, best_seconds=1.0, note="not measured", used=False),
 )
@@ -39,12 +39,12 @@ def test_the_table_has_whole_headings_and_the_hottest_kernel_first(
     lines = text.splitlines()
     heading = next(line for line in lines if "kernel" in line)
     assert "default ms      ms   " in heading
-    assert "served by" in heading
+    assert "origin" in heading
     assert ("GFLOP/s" in heading) == (width == 140)
     first, second = (line for line in lines if "relu" in line or "dense" in line)
     assert "winograd4_conv2d" in first
     assert "34.4" in first
-    assert "top candidate" in second
+    assert "untested candidate" in second
     assert (str(RECORD["record_id"])[:12] in first) == (width == 140)
     assert "not used: 1 more ways to compute these kernels" in text
     assert "busy" not in text.replace(str(tmp_path), "")

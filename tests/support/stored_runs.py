@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from retune.compiler.measure.record import MeasureRecord
-from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
 from retune.compiler.tune.limits import MachineLimits
 from retune.compiler.tune.report import Comparison, Contender, Report
 from retune.storage.parquet import ParquetRecordStore
@@ -43,7 +43,7 @@ def finished_run(home: Path, tasks: int = 9, network: str = "resnet18") -> str:
             append_round(home, run.run_id, {**row, "latency": latency, "model_pair_accuracy": accuracy})
         outcomes = tuple(_outcome(f"w{number}", records) for number in range(tasks))
         guess = KernelRow("pool", "wp", 1, 1e8, 1 << 20, default_seconds=1e-5, best_seconds=9e-6)
-        guess = replace(guess, origin=ProgramSource.GUESS, note="too small for trials")
+        guess = replace(guess, origin=ProgramOrigin.UNTESTED, note="too small for trials")
         unknown = KernelRow("odd", "wo", note=HOSTILE)
         lost = KernelRow("winograd", "wl", 2, 1e8, 1 << 20, default_seconds=1.0, best_seconds=1.0)
         lost = replace(lost, note="another is faster", used=False)
@@ -102,5 +102,5 @@ def _outcome(key: str, records: list[MeasureRecord]) -> KernelRow:
     default = mine[0].seconds
     return KernelRow(
         best.task_name, key, 2, flops, moved, trials=len(mine), default_seconds=default, best_seconds=best.seconds,
-        origin=ProgramSource.RECORD, record_id=best.record_id,
+        origin=ProgramOrigin.RECORD, record_id=best.record_id,
     )  # fmt: skip

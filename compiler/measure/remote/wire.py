@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.core.errors import ArtifactError, MeasureError, RetuneError, refusing_depth
+from retune.compiler.core.errors import ArtifactError, MeasureError, RetuneError, refuse_depth
 from retune.compiler.core.gpu_facts import GpuFacts
 from retune.compiler.core.packing import Packing
 from retune.compiler.core.target import HardwareParams, Target
@@ -109,7 +109,7 @@ def to_bytes(value: object) -> bytes:
     Raises: MeasureError for a value of a class that cannot be sent, or expressions nested too deep.
     """
     writer = _Writer()
-    with refusing_depth("what is sent to another machine", MeasureError):
+    with refuse_depth("what is sent to another machine", MeasureError):
         root = writer.plain(value)
     head = json.dumps({"objects": writer.objects, "root": root}, allow_nan=False).encode()
     return archive_bytes(KIND, VERSION, {"message.json": head, "blobs": b"".join(writer.blobs)})

@@ -2,7 +2,7 @@
 
 It is loaded at most once per process and path, is visible to code loaded later, and has libgomp's C interface
 (`GOMP_parallel`), which GNU's, LLVM's and Intel's runtimes all offer. Threads of libgomp wait as
-`retune.compiler.core.config.bounded_spinning` says, and end before the process forks. A libgomp loaded by PyTorch or
+`retune.compiler.core.config.bound_spinning` says, and end before the process forks. A libgomp loaded by PyTorch or
 another library is shared and keeps its settings: two pools of threads would compete for the cores.
 """
 
@@ -79,7 +79,7 @@ def _bundled_with_xgboost() -> Iterator[str]:
 
 
 def _load(path: str) -> OpenMPRuntime:
-    with config.bounded_spinning():
+    with config.bound_spinning():
         # Global, so that kernels loaded as shared libraries find its functions by name.
         library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     symbols = {name: _address(library, name) for name in _REQUIRED}

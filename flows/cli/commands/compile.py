@@ -73,7 +73,8 @@ def compile_network(
     choice = choose_precisions(imported, PrecisionRequest.of(options), options, threads, home_of(store))
     extracted = imported.extract(str(machine), threads, options.winograd)
     with ApplyHistoryBest(list(log or ())):
-        compiled = extracted.compile(*find_programs(extracted, home_of(store), gpu))
+        known = find_programs(extracted, home_of(store), gpu)
+        compiled = extracted.compile(known.best, known.substitutes)
     Library(compiled).export_library(path)
     coverage = CoverageReport.of(compiled.coverage)
     lines = [f"{coverage}", coverage.fallback_text() or "no kernel worth tuning uses the default schedule", f"{path}"]

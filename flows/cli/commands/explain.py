@@ -44,8 +44,8 @@ def explain(
     explainer = KernelExplainer.of(source, home_of(store), threads, target, tuple(shape or ()))
     if kernel is None and slowest is None:
         for row in explainer.rows():
-            text = f"{row.weight:3d} x {row.name}  {milliseconds(row.best_seconds)} ms  {row.served_by}"
-            output.say(text, kernel=row.name, uses=row.weight, seconds=row.best_seconds, served_by=row.served_by)
+            text = f"{row.weight:3d} x {row.name}  {milliseconds(row.best_seconds)} ms  {row.origin_text}"
+            output.say(text, kernel=row.name, uses=row.weight, seconds=row.best_seconds, origin_text=row.origin_text)
         return
     names = explainer.find(kernel) if kernel is not None else explainer.slowest(slowest or 1)
     explained = [explainer.explain(name) for name in names]
@@ -61,7 +61,7 @@ def explain(
                 kernel=kernel_text.name,
                 seconds=kernel_text.seconds,
                 limit=kernel_text.limit,
-                served_by=kernel_text.served_by,
+                origin_text=kernel_text.origin_text,
             )
 
 

@@ -104,7 +104,8 @@ def _compile_parts(
     networks = []
     for graph in offloaded.parts:
         part = extract_part(network, graph, Target(options.target or HOST), count, options.winograd, names)
-        networks.append(part.compile(*find_programs(part, home, None)))
+        known = find_programs(part, home, None)
+        networks.append(part.compile(known.best, known.substitutes))
     return offloaded, networks
 
 

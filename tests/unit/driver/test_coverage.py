@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from retune.compiler.driver.coverage import CoverageReport
-from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
 
 KERNELS = (
-    KernelRow("conv", "a", 6, 10e9, origin=ProgramSource.RECORD, record_id="R1"),
-    KernelRow("other conv", "b", 1, 30e9, origin=ProgramSource.TRANSFER),
-    KernelRow("dense", "c", 1, 6e9, origin=ProgramSource.GUESS),
+    KernelRow("conv", "a", 6, 10e9, origin=ProgramOrigin.RECORD, record_id="R1"),
+    KernelRow("other conv", "b", 1, 30e9, origin=ProgramOrigin.TRANSFER),
+    KernelRow("dense", "c", 1, 6e9, origin=ProgramOrigin.UNTESTED),
     KernelRow("softmax", "d", 2, 2e9),
     KernelRow("copy", "e", 10, tunable=False),
 )
@@ -30,9 +30,9 @@ def test_shares_are_of_calls_and_of_operations() -> None:
 def test_it_is_one_line_for_people() -> None:
     text = str(CoverageReport.of(KERNELS))
     assert text == (
-        "served by tuned records 60.0% of the FLOPs, 30.0% of the calls; "
+        "programs from tuned records 60.0% of the FLOPs, 30.0% of the calls; "
         "programs of similar kernels 30.0% of the FLOPs, 5.0% of the calls; "
-        "top candidates 6.0% of the FLOPs, 5.0% of the calls; "
+        "untested candidates 6.0% of the FLOPs, 5.0% of the calls; "
         "the default schedule 4.0% of the FLOPs, 60.0% of the calls"
     )
 
@@ -46,7 +46,7 @@ def test_what_fell_back_is_named() -> None:
     report = CoverageReport.of(KERNELS)
     assert report.fallbacks == (KERNELS[3],)
     assert report.fallback_text() == ("1 of 4 kernels worth tuning uses the default schedule: softmax")
-    broken = replace(KERNELS[0], origin=ProgramSource.DEFAULT, record_id="", note="record R1 cannot be read: it ends")
+    broken = replace(KERNELS[0], origin=ProgramOrigin.DEFAULT, record_id="", note="record R1 cannot be read: it ends")
     text = CoverageReport.of((broken, *KERNELS[1:])).fallback_text()
     assert text.startswith("2 of 4 kernels worth tuning use the default schedule: conv (")
     assert text.endswith(": conv (record R1 cannot be read: it ends); softmax")

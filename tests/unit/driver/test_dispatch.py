@@ -21,7 +21,7 @@ from retune.compiler.driver.dispatch import (
     FallbackContext,
     Records,
     is_enabled,
-    telling_nothing,
+    suppress_dispatch_warnings,
 )
 from retune.compiler.measure.logs.log import LoggedTask, LoggedTrial, append_log, to_record
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
@@ -168,7 +168,7 @@ def test_warnings_of_untuned_workloads_follow_the_verbosity(caplog: pytest.LogCa
         with caplog.at_level(logging.WARNING), FallbackContext(verbose) as context:
             for complex_ in (False, True):
                 context.query(HERE, key(8 + complex_), complex_, dag(8 + complex_))
-            with telling_nothing():
+            with suppress_dispatch_warnings():
                 context.query(HERE, key(4), True, dag(4))
         said = [record.getMessage() for record in caplog.records]
         assert len(said) == len(heavy)

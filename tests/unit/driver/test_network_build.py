@@ -22,7 +22,7 @@ from retune.compiler.frontend.network import load_network
 from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.measure.logs.log import append_log
-from retune.compiler.runtime.kernel_row import ProgramSource
+from retune.compiler.runtime.kernel_row import ProgramOrigin
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tvm.graph_executor import GraphModule, cpu
 from tests.support.tiers import long_except
@@ -70,7 +70,7 @@ def test_contexts_nest_and_an_option_turns_all_of_them_off(caplog: pytest.LogCap
 
     def served() -> set[str]:
         coverage = build_network("mlp", TARGET).network.coverage
-        return {kernel.task_key for kernel in coverage if kernel.origin == ProgramSource.CONTEXT}
+        return {kernel.task_key for kernel in coverage if kernel.origin == ProgramOrigin.CONTEXT}
 
     with ApplyHistoryBest([split_by_one(first)]):
         with ApplyHistoryBest([split_by_one(second)]):

@@ -25,7 +25,7 @@ from retune.compiler.measure.record import MeasureStatus, TaskProgram
 from retune.compiler.measure.results import Measurement
 from retune.compiler.model import RandomModel
 from retune.compiler.runtime.executor import CompiledNetwork, GraphExecutor
-from retune.compiler.runtime.kernel_row import ProgramSource
+from retune.compiler.runtime.kernel_row import ProgramOrigin
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
@@ -131,7 +131,7 @@ def test_the_way_that_would_serve_unmeasured_is_tried_first_and_its_default_sche
             task = layer.tasks[place]
             best[task.workload_key] = Confirmation(task, (default_program(task),), (Measurement((1.0,)),)).program
         compiled = compile_graph(network(28, 128), TARGET, best, cut=large)
-        assert {entry.origin for entry in compiled.coverage} == {ProgramSource.DEFAULT}
+        assert {entry.origin for entry in compiled.coverage} == {ProgramOrigin.DEFAULT}
         found.append({call.kernel.partition("_")[0] for call in compiled.plan.calls})
     assert found == [{"winograd4"}, {large.layers()[0].tasks[1].name.partition("_")[0]}]
 

@@ -57,7 +57,7 @@ def test_a_network_is_imported_once_whatever_is_extracted(tmp_path: Path, monkey
 
 
 def test_an_operator_is_extracted_as_a_network_with_one_task() -> None:
-    found = extract(str(Operator.asked("matmul", (8, 8, 8))), "llvm", 1)
+    found = extract(str(Operator.of("matmul", (8, 8, 8))), "llvm", 1)
     assert (len(found.tasks), found.weights, found.layers) == (1, (1,), (0,))
 
 

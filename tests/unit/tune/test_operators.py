@@ -34,9 +34,9 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_an_operator_is_a_task_that_can_be_built(name: str) -> None:
-    text = str(Operator.asked(name, SIZES[name]))
+    text = str(Operator.of(name, SIZES[name]))
     assert is_operator(text)
-    assert str(Operator.parsed(text)) == text
+    assert str(Operator.parse(text)) == text
     found = extract_operator(text, HOST, 1)
     (task,) = found.tasks
     assert found.task_keys == (task.workload_key,)
@@ -46,7 +46,7 @@ def test_an_operator_is_a_task_that_can_be_built(name: str) -> None:
 
 
 def test_a_convolution_counts_its_operations() -> None:
-    (task,) = extract_operator(str(Operator.asked("conv2d", (56, 56, 64, 64, 3))), HOST, 1).tasks
+    (task,) = extract_operator(str(Operator.of("conv2d", (56, 56, 64, 64, 3))), HOST, 1).tasks
     assert task.flop_count == pytest.approx(2 * 56 * 56 * 64 * 64 * 9, rel=0.05)
 
 
@@ -59,14 +59,14 @@ def test_a_workload_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "    return [x, te.compute((n, m), lambda i, j: x[i, j] * 2.0, name='y')]\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    text = str(Operator.asked("doubled rows", [4, 8], "my_workloads"))
+    text = str(Operator.of("doubled rows", [4, 8], "my_workloads"))
     assert text == 'operator:my_workloads:["doubled rows", 4, 8]'
     (task,) = extract_operator(text, HOST, 2).tasks
     assert np.prod(task.dag.outputs[0].shape) == 32
     with pytest.raises(OptionError, match="halved"):
-        extract_operator(str(Operator.asked("halved", [4, 8], "my_workloads")), HOST, 2)
+        extract_operator(str(Operator.of("halved", [4, 8], "my_workloads")), HOST, 2)
     with pytest.raises(OptionError, match="missing 1 required positional"):
-        extract_operator(str(Operator.asked("doubled rows", [4], "my_workloads")), HOST, 2)
+        extract_operator(str(Operator.of("doubled rows", [4], "my_workloads")), HOST, 2)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_a_workload_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 )
 def test_what_makes_no_sense(name: str, args: tuple[int, ...], said: str) -> None:
     with pytest.raises(OptionError, match=said):
-        Operator.asked(name, args)
+        Operator.of(name, args)
 
 
 @pytest.mark.parametrize("text", ["resnet18", "operator:", "operator:[5]", "operator:module", 'operator:["a"'])
 def test_other_texts_are_no_operators(text: str) -> None:
     with pytest.raises(OptionError, match="is no operator"):
-        Operator.parsed(text)
+        Operator.parse(text)
 
 
 def test_a_module_that_is_not_there() -> None:

@@ -11,7 +11,7 @@ from retune.compiler import te
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.measure.record import FITTED_CANDIDATE, MeasureStatus, TaskProgram
 from retune.compiler.measure.results import Measurement
-from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tune.report import TOLERANCE, Comparison, CompiledResult, Contender, Report
@@ -24,7 +24,7 @@ COMPARISON = Comparison(
 )
 ROW = KernelRow("conv", "key", 2, 3e9, rounds=3, trials=64, default_seconds=0.1, best_seconds=0.01)
 KERNELS = (
-    KernelRow("conv", "key", 2, 3e9, origin=ProgramSource.RECORD, record_id="R2"),
+    KernelRow("conv", "key", 2, 3e9, origin=ProgramOrigin.RECORD, record_id="R2"),
     KernelRow("softmax", "softmax", 3, 1e9),
     KernelRow("copy", "copy", tunable=False),
 )
@@ -32,14 +32,14 @@ REJECTED = TaskProgram("key", "[]", record_id="R1"), Measurement((), MeasureStat
 
 
 def winner_of(
-    *programs: tuple[TaskProgram, Measurement], key: str = "key", index: int = -1, serves: bool = True
+    *programs: tuple[TaskProgram, Measurement], key: str = "key", index: int = -1, used: bool = True
 ) -> Confirmation:
     """These programs of a task with that key, and its default schedule, which takes 0.1 s."""
     x = te.placeholder((4,))
     dag = ComputeDAG([x, te.compute((4,), lambda i: x[i], "y")])
     task = SearchTask("conv", dag, Target("llvm"), HardwareParams(num_cores=1), key)
     every, results = zip(*programs, (default_program(task), Measurement((0.1,))), strict=True)
-    return Confirmation(task, every, results, index, serves)
+    return Confirmation(task, every, results, index, used)
 
 
 WINNER = winner_of(REJECTED)
@@ -97,7 +97,7 @@ def test_the_program_of_a_similar_kernel_is_named_as_such(report: Report, tmp_pa
     fitted = TaskProgram("key", "steps", mutation=FITTED_CANDIDATE)
     winner = winner_of((fitted, Measurement((0.01,))), index=0)
     again = Report.of("RUN", report.request, spent, CompiledResult(tmp_path, (winner,), COMPARISON), tmp_path)
-    assert again.tasks[0].served_by == "program of a similar kernel"
+    assert again.tasks[0].origin_text == "program of a similar kernel"
 
 
 @pytest.mark.parametrize(("tried", "words"), [(1, "the fastest tried"), (0, "no time was left")])
@@ -139,18 +139,18 @@ def test_rejected_alternative_is_reported(report: Report, tmp_path: Path) -> Non
     timed = replace(row, name="winograd4_conv", task_key="third")
     spent = TuningSummary(64, 12.0, 3, (row, lost, timed))
     request: dict[str, str | int | float | None] = {"network": "net", "threads": 2, "home": str(tmp_path)}
-    behind = winner_of(key="third", serves=False)
+    behind = winner_of(key="third", used=False)
     report = Report.of("RUN", request, spent, CompiledResult(tmp_path, (WINNER, behind), COMPARISON), tmp_path)
     assert [task.used for task in report.tasks] == [True, False, False]
     assert "not used (conv computes the same faster)" in report.markdown()
-    assert report.tasks[2].served_by == "not used"
+    assert report.tasks[2].origin_text == "not used"
 
 
 def test_the_way_to_compute_a_layer_that_is_used_is_named(report: Report, tmp_path: Path) -> None:
     """Not every way that lost was timed again, and none lost to the default schedule of its own."""
     rows = [replace(ROW, name=name, task_key=name, layer="layer 1") for name in ("conv", "winograd2", "winograd4")]
     rows[2] = replace(rows[2], trials=0, best_seconds=math.inf)
-    used, behind = winner_of(key="conv"), winner_of(key="winograd2", serves=False)
+    used, behind = winner_of(key="conv"), winner_of(key="winograd2", used=False)
     compiled = CompiledResult(tmp_path, (used, behind), COMPARISON)
     made = Report.of("RUN", report.request, TuningSummary(64, 12.0, 3, tuple(rows)), compiled, tmp_path)
     assert [task.note for task in made.tasks[1:]] == ["conv computes the same faster", "not measured; conv is used"]
@@ -166,7 +166,7 @@ def test_defaults_that_are_kept_are_what_the_report_tells() -> None:
     lost = winner_of((TaskProgram("winograd", "[]"), Measurement((0.2,))), key="winograd", index=0)
     tasks = [winner_of(key=key).task for key in ("key", "winograd", "third", "fourth")]
     kept = {row.task.workload_key: row for row in keep_defaults([WINNER, lost], tasks, {"key", "third"})}
-    assert {key: (one.serves, one.is_default) for key, one in kept.items()} == {
+    assert {key: (one.used, one.is_default) for key, one in kept.items()} == {
         "key": (True, True), "winograd": (False, True), "third": (True, True)
     }  # fmt: skip
     assert kept["key"].seconds == WINNER.default_seconds

@@ -7,7 +7,7 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.core.target import HardwareParams, Target
-from retune.compiler.measure.record import TOP_CANDIDATE, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import UNTESTED_CANDIDATE, MeasureRecord, MeasureStatus
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tune.stale import ROUND, TuningEstimate, estimate, most_promising, task_state
@@ -52,9 +52,9 @@ def test_a_network_with_an_untuned_task_comes_first() -> None:
         assert "1 of 2 tasks" in str(found)
 
 
-def test_a_task_with_a_top_candidate_alone_is_untuned() -> None:
+def test_a_task_with_a_untested_candidate_alone_is_untuned() -> None:
     (guess,) = records(1.0)
-    found = judged(records(1.0), [replace(guess, mutation=TOP_CANDIDATE)])
+    found = judged(records(1.0), [replace(guess, mutation=UNTESTED_CANDIDATE)])
     assert (found.gain, found.untuned) == (math.inf, 1)
 
 

@@ -12,7 +12,13 @@ import pytest
 from retune.compiler import te
 from retune.compiler.core.options import SchedulerOptions
 from retune.compiler.core.target import HardwareParams, Target
-from retune.compiler.measure.record import DEFAULT_SCHEDULE, TOP_CANDIDATE, MeasureRecord, MeasureStatus, TaskProgram
+from retune.compiler.measure.record import (
+    DEFAULT_SCHEDULE,
+    UNTESTED_CANDIDATE,
+    MeasureRecord,
+    MeasureStatus,
+    TaskProgram,
+)
 from retune.compiler.measure.results import Measurement
 from retune.compiler.model import RandomModel, TrainingBatch
 from retune.compiler.schedule.dag import ComputeDAG
@@ -141,8 +147,8 @@ def test_history_is_known_but_costs_nothing_of_the_budget() -> None:
     assert asked.isdisjoint({record.steps for record in records})
 
 
-def test_top_candidates_of_earlier_runs_are_known_but_no_progress_of_the_search() -> None:
-    guess = replace(one_round(tuning(), 1)[1], mutation=TOP_CANDIDATE)
+def test_untested_candidates_of_earlier_runs_are_known_but_no_progress_of_the_search() -> None:
+    guess = replace(one_round(tuning(), 1)[1], mutation=UNTESTED_CANDIDATE)
     run = tuning()
     run.replay({guess.task_key: [guess]}, ())
     assert math.isinf(run.row(1).best_seconds)
@@ -155,8 +161,8 @@ def test_top_candidates_of_earlier_runs_are_known_but_no_progress_of_the_search(
     assert failing.tasks[1].state.exhausted
 
 
-def test_no_way_to_compute_a_layer_is_given_up_for_a_top_candidate() -> None:
-    guess = replace(one_round(tuning(), 0)[1], mutation=TOP_CANDIDATE, costs=(3.1e-3,))
+def test_no_way_to_compute_a_layer_is_given_up_for_a_untested_candidate() -> None:
+    guess = replace(one_round(tuning(), 0)[1], mutation=UNTESTED_CANDIDATE, costs=(3.1e-3,))
     rival = replace(one_round(tuning(), 1)[1], costs=(2e-3,))
     run = Tuning(RUN_INFO, [matmul(8), matmul(16)], [1, 1], CountingPolicy, layers=[0, 0])
     run.replay({guess.task_key: [guess], rival.task_key: [rival]}, ())

@@ -14,7 +14,7 @@ from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import (
     DEFAULT_SCHEDULE,
     FITTED_CANDIDATE,
-    TOP_CANDIDATE,
+    UNTESTED_CANDIDATE,
     MeasureRecord,
     MeasureStatus,
     TaskProgram,
@@ -31,11 +31,11 @@ from retune.compiler.tune.winners import (
     choose_best,
     confirmations,
     keep_defaults,
-    record_guesses,
+    record_candidates,
     resolve,
     shortlist,
     time_again,
-    top_candidates,
+    untested_candidates,
 )
 from tests.support.ir_kernels import build
 from tests.support.ir_kernels import task as kernel_task
@@ -207,13 +207,13 @@ def _product(rows: int, columns: int) -> SearchTask:
 
 def test_a_record_of_a_similar_task_is_among_the_guesses() -> None:
     product, similar = _product(32, 48), _product(64, 96)
-    best = replace(record("a", 1e-3), task_key=similar.workload_key, steps=top_candidates(similar)[0].steps)
-    guesses = top_candidates(product, [best])
+    best = replace(record("a", 1e-3), task_key=similar.workload_key, steps=untested_candidates(similar)[0].steps)
+    guesses = untested_candidates(product, [best])
     assert len(guesses) == TRIED
     assert [guess.mutation == FITTED_CANDIDATE for guess in guesses].count(True) == 1
     assert all(guess.record_id == "" for guess in guesses)
     failed = replace(best, costs=())
-    assert not any(guess.mutation == FITTED_CANDIDATE for guess in top_candidates(product, [failed]))
+    assert not any(guess.mutation == FITTED_CANDIDATE for guess in untested_candidates(product, [failed]))
 
 
 class SlowDefault(LocalRunner):
@@ -240,7 +240,7 @@ class SlowDefault(LocalRunner):
 def test_a_task_without_records_gets_a_verified_guess() -> None:
     """The real search and the real workers, on a product small enough to be quick."""
     product = _product(32, 48)
-    guesses = top_candidates(product)
+    guesses = untested_candidates(product)
     assert len(guesses) == TRIED
     assert not any(guess.mutation == FITTED_CANDIDATE for guess in guesses)
     with LocalBuilder(n_parallel=1) as builder, SlowDefault(MeasureOptions()) as runner:
@@ -256,30 +256,33 @@ def test_a_task_without_records_gets_a_verified_guess() -> None:
 
 
 def test_a_confirmed_guess_becomes_a_record_of_its_run(task: SearchTask) -> None:
-    guesses = (TaskProgram("key", "[]", mutation=TOP_CANDIDATE), TaskProgram("key", "[ ]", mutation=FITTED_CANDIDATE))
+    guesses = (
+        TaskProgram("key", "[]", mutation=UNTESTED_CANDIDATE),
+        TaskProgram("key", "[ ]", mutation=FITTED_CANDIDATE),
+    )
     run_info = RunHeader("RUN", "net", "llvm", "device", 2, 7, "{}", 5, 60.0)
     guessed = choose_best(task, guesses, Builder(), Runner([3e-3, 4e-3, 5e-3], [4e-3, 3e-3, 5e-3], [3e-3]))
     tuned = choose_best(task, RECORDS, Builder(), Runner([3e-3, 4e-3, 9e-3], [3e-3, 4e-3], [3e-3]))
     default = choose_best(task, (), Builder(), Runner([1e-3]))
-    found, records = record_guesses([guessed, tuned, default], run_info, lambda: "NEW")
+    found, records = record_candidates([guessed, tuned, default], run_info, lambda: "NEW")
     (one,) = records
     assert [winner.program.record_id for winner in found] == ["NEW", "a", ""]
     assert found[0].program == TaskProgram.of(one)
     assert (one.record_id, one.run_id, one.task_key, one.steps) == ("NEW", "RUN", task.workload_key, "[ ]")
     assert (one.mutation, one.seconds, one.status, one.round) == (FITTED_CANDIDATE, 3e-3, MeasureStatus.OK, 5)
-    assert record_guesses(found, run_info, lambda: "AGAIN")[1] == ()
+    assert record_candidates(found, run_info, lambda: "AGAIN")[1] == ()
 
 
 def test_what_serves_is_confirmed_by_a_record_with_its_confirmed_time(task: SearchTask) -> None:
     run_info = RunHeader("RUN", "net", "llvm", "device", 2, 7, "{}", 5, 60.0)
     tuned = choose_best(task, RECORDS, Builder(), Runner([3e-3, 4e-3, 9e-3], [3e-3, 4e-3], [3e-3]))
     default = choose_best(task, (), Builder(), Runner([1e-3]))
-    lost, failed = replace(tuned, serves=False), replace(default, results=(WRONG,))
+    lost, failed = replace(tuned, used=False), replace(default, results=(WRONG,))
     rows = confirmations([tuned, default, lost, failed], run_info, lambda: "NEW")
     assert [(row.mutation, row.parent_id, row.seconds) for row in rows] == [
         ("confirmed", "a", 3e-3), ("confirmed, default", "", 1e-3)
     ]  # fmt: skip
-    assert all(row.is_confirmation and not row.is_guess for row in rows)
+    assert all(row.is_confirmation and not row.is_unsearched for row in rows)
     confirmed = TaskProgram.of(rows[0])
     assert (confirmed.task_key, confirmed.steps) == (task.workload_key, RECORDS[0].steps)
     assert (confirmed.record_id, confirmed.seconds, confirmed.mutation) == ("a", 3e-3, RECORDS[0].mutation)
@@ -311,7 +314,7 @@ def test_without_records_only_the_first_way_is_guessed() -> None:
     ((task, programs),) = shortlist([product(8), product(16)], {})
     assert task.name == "product8"
     assert programs
-    assert all(one.mutation == TOP_CANDIDATE and not one.record_id for one in programs)
+    assert all(one.mutation == UNTESTED_CANDIDATE and not one.record_id for one in programs)
 
 
 def test_the_fastest_of_all_ways_serves() -> None:
@@ -321,9 +324,9 @@ def test_the_fastest_of_all_ways_serves() -> None:
         for task, program, seconds in ways
     )
     for winners in ((slow, fast), (fast, slow)):
-        (serving,) = (winner for winner in resolve(winners) if winner.serves)
+        (serving,) = (winner for winner in resolve(winners) if winner.used)
         assert serving.task is fast.task
         assert (serving.program.record_id, serving.program.seconds) == ("b", 1e-3)
     (alone,) = resolve([replace(slow, index=-1)])
-    assert alone.serves
+    assert alone.used
     assert alone.program == replace(default_program(slow.task), seconds=9e-3)

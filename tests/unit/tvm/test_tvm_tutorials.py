@@ -13,7 +13,7 @@ import pytest
 
 import retune.compiler as tvm
 from retune.compiler import auto_scheduler, graph_executor, te, vm
-from retune.compiler.runtime.kernel_row import ProgramSource
+from retune.compiler.runtime.kernel_row import ProgramOrigin
 from tests.support.tvm_scripts import Simulated
 
 
@@ -222,7 +222,7 @@ def test_auto_scheduling_a_neural_network_for_x86() -> None:
     module.set_input("input", data_tvm)
     result = module.benchmark(dev, repeat=3, min_repeat_ms=1)
     assert 0 < result.min <= result.median <= result.max
-    assert {row.origin for row in lib.network.coverage} == {ProgramSource.CONTEXT}
+    assert {row.origin for row in lib.network.coverage} == {ProgramOrigin.CONTEXT}
 
 
 @auto_scheduler.register_workload

@@ -24,13 +24,13 @@ from retune.compiler.measure.logs.log import LoggedTask, LoggedTrial
 from retune.compiler.measure.record import MeasureStatus, TaskProgram
 from retune.compiler.runtime.device import cpu
 from retune.compiler.runtime.executor.params import load_param_dict_from_file
-from retune.compiler.runtime.kernel_row import ProgramSource
+from retune.compiler.runtime.kernel_row import ProgramOrigin
 from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.transfer import transfer_program
-from retune.compiler.tune.winners import top_candidates
+from retune.compiler.tune.winners import untested_candidates
 from retune.compiler.vm import specialize
 from retune.compiler.vm.kernel_store import STORE
 from retune.compiler.vm.subgraph import compile_subgraph
@@ -166,7 +166,7 @@ def _trials(rows: int) -> list[LoggedTrial]:
     """A record for every task of that many rows."""
     found = []
     for task in _tasks(rows):
-        steps = load_steps(top_candidates(task)[0].steps)
+        steps = load_steps(untested_candidates(task)[0].steps)
         found.append(LoggedTrial(LoggedTask.of(task), steps, (1e-4,), MeasureStatus.OK, 1.0, 1))
     return found
 
@@ -178,8 +178,8 @@ def test_a_record_serves_its_shape_and_the_shapes_near_it() -> None:
     for rows in (64, 96):
         expect(machine, two_products(), rows)
     tuned, fitted = machine.specializations()
-    assert {each.origin for each in tuned.coverage if each.tunable} == {ProgramSource.RECORD}
-    assert {each.origin for each in fitted.coverage if each.tunable} == {ProgramSource.TRANSFER}
+    assert {each.origin for each in tuned.coverage if each.tunable} == {ProgramOrigin.RECORD}
+    assert {each.origin for each in fitted.coverage if each.tunable} == {ProgramOrigin.TRANSFER}
     assert "2 record" in str(tuned)
     assert "2 transfer" in str(fitted)
 
@@ -190,20 +190,20 @@ def test_records_travel_with_the_executable(tmp_path: Path) -> None:
     machine = vm.VirtualMachine(vm.Executable.load(path), cpu())
     expect(machine, two_products(), 64)
     (found,) = machine.specializations()
-    assert {each.origin for each in found.coverage if each.tunable} == {ProgramSource.RECORD}
+    assert {each.origin for each in found.coverage if each.tunable} == {ProgramOrigin.RECORD}
 
 
 def test_without_records_kernels_are_untuned() -> None:
     machine = machine_of(two_products())
     expect(machine, two_products(), 21)
     (found,) = machine.specializations()
-    assert {each.origin for each in found.coverage} == {ProgramSource.DEFAULT}
+    assert {each.origin for each in found.coverage} == {ProgramOrigin.DEFAULT}
 
 
 def test_a_program_is_fitted_to_other_sizes_and_computes_the_same() -> None:
     source, other = _tasks(64), _tasks(80)
     for task, wanted in zip(source, other, strict=True):
-        guess = top_candidates(task)[0]
+        guess = untested_candidates(task)[0]
         relatives = [TaskProgram(task.workload_key, guess.steps, 1e-4)]
         steps = transfer_program(wanted, relatives)
         assert steps is not None

@@ -84,7 +84,7 @@ def test_every_section_is_there_and_says_something(finished: RunFacts) -> None:
         "progress": ("estimate", "seconds of tuning"),
         "tasks": ("conv2d_3x3_c64_8", "trial 7: RUN_TIMEOUT: no answer", "search: best 1.80 ms; confirmed: 1.80 ms"),
         "roofline": ("460 GFLOP/s on 2 threads", "memory, 70 GB/s"),
-        "coverage": ("top candidate", "too small for trials", HOSTILE, finished.kernels[0].served_by),
+        "coverage": ("untested candidate", "too small for trials", HOSTILE, finished.kernels[0].origin_text),
         "run": (finished.info.run_id, "Retune 0.1, 20", "18 of 144 trials"),
     }
     for section, wanted in words.items():
@@ -112,7 +112,7 @@ def test_what_people_named_is_shown_and_not_run(tmp_path: Path) -> None:
 def test_figures_add_up(finished: RunFacts) -> None:
     assert finished.trial_count == 9 * 16
     (lost,) = (kernel for kernel in finished.kernels if not kernel.used)
-    assert (lost.served_by, lost.weighted_seconds) == ("not used", 0.0)
+    assert (lost.origin_text, lost.weighted_seconds) == ("not used", 0.0)
     shares = [(one.origin, one.kernels, one.tunable, round(one.share_of_flops, 3)) for one in finished.coverage.shares]
     assert shares == [("record", 9, 9, 0.971), ("guess", 1, 1, 0.029), ("default", 1, 1, 0.0)]
     assert finished.failures == 18
