@@ -24,6 +24,7 @@ from retune.compiler.graph.passes.scale_weights import ScaleWeights
 from retune.compiler.graph.passes.slice_weights import SliceWeights
 from retune.compiler.graph.passes.subpixel_conv import SubpixelConv
 from retune.compiler.graph.passes.transposed_products import TransposedProducts
+from retune.compiler.graph.passes.widen_scores import WidenScores
 from retune.compiler.graph.verify import verify
 from retune.compiler.ir import trace
 
@@ -46,6 +47,8 @@ _SIMPLIFYING: tuple[GraphPass, ...] = (
     CommonSubexpressions(),
     # On the exporter's text, before simplification merges constants that patterns name.
     Recognize(),
+    # Before constants of halves are joined, such as the inverse of a scale.
+    WidenScores(),
     Simplify(),
     # Simplified arithmetic shows more patterns, as x * (1 / n) for a mean.
     Recognize(name="recognize_simplified"),

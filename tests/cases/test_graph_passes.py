@@ -23,7 +23,8 @@ def assert_same_results(changed: Graph, graph: Graph) -> None:
     feed = {value.name: constant_of(value) for value in graph.inputs}
     for found, wanted in zip(evaluate(changed, feed), evaluate(graph, feed), strict=True):
         assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
-        differ = ~np.isclose(found, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+        step = 0.02 if found.dtype.itemsize == 2 else 1e-4  # a pass may round halves less often
+        differ = ~np.isclose(found, wanted, rtol=step, atol=step / 10, equal_nan=True)
         assert differ.mean() <= (0.01 if "quantize" in str(graph) else 0.0)
 
 

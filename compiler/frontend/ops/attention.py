@@ -9,7 +9,7 @@ from math import inf, sqrt
 
 from onnx import helper
 
-from retune.compiler.core.dtype import HALVES
+from retune.compiler.core.dtype import accumulated
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, Formula, cast_to
 from retune.compiler.frontend.ops.indexing import cut, taken
@@ -43,8 +43,8 @@ class Attended:
 class AttentionForm:
     """How the scores become weights: `scale` times the product, a soft cap if positive, plus each of `biases`.
 
-    `sink` is a logit for each head (N,) that only the softmax's sum contains; "" for none. The softmax computes in
-    `precision`, "" for the scores' own.
+    `sink` is a logit for each head (N,) that only the softmax's sum contains; "" for none. Scores of halves are float32
+    until they are weights. The softmax computes in `precision`, "" for the scores' own.
     """
 
     scale: float
@@ -56,23 +56,23 @@ class AttentionForm:
     def apply(self, builder: GraphBuilder, node: OnnxNode, heads: Heads) -> Attended:
         """softmax(bias + cap(scale * query keyᵀ)) value."""
         dtype = builder.value(heads.query).dtype
-        write, query = Formula(builder, node, dtype), heads.query
+        wide = accumulated(dtype)
+        write, query = Formula(builder, node, wide), heads.query
         count = builder.value(query).shape[1]
         key, value = (repeat_heads(builder, name, count) for name in (heads.key, heads.value))
-        # A product of halves may exceed float16 before it is scaled.
-        early = dtype in HALVES and self.scale != 1.0
-        query = write("mul", query, self.scale) if early else query
         product = matrix_product(builder, node, query, write("transpose", key, perm=(0, 1, 3, 2)))
-        if not early and self.scale != 1.0:
+        product = cast_to(builder, product, wide)
+        if self.scale != 1.0:
             product = write("mul", product, self.scale)
         capped = product
         if self.cap > 0.0:
             capped = write("mul", write("tanh", write("div", product, self.cap)), self.cap)
         biased = capped
         for bias in self.biases:
-            biased = write("add", biased, cast_to(builder, bias, dtype))
+            biased = write("add", biased, cast_to(builder, bias, wide))
         weights = cast_to(builder, self._softmax(builder, biased), dtype)
         output = matrix_product(builder, node, weights, cast_to(builder, value, dtype))
+        product, capped, biased = (cast_to(builder, scores, dtype) for scores in (product, capped, biased))
         return Attended(output, product, capped, biased, weights)
 
     def _softmax(self, builder: GraphBuilder, scores: str) -> str:
@@ -187,7 +187,7 @@ def _attention(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 def _biases(builder: GraphBuilder, node: OnnxNode, query: str, columns: int, past: int) -> list[str]:
     """What the node adds to the scores of `columns` keys, of which `past` come from the cache."""
-    rows, dtype = builder.value(query).shape[2], builder.value(query).dtype
+    rows, dtype = builder.value(query).shape[2], accumulated(builder.value(query).dtype)
     biases: list[str] = []
     if node.has_input(3):
         biases.append(_mask(builder, node.inputs[3], columns, dtype))

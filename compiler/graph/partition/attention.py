@@ -10,11 +10,34 @@ their rows after another (`retune.compiler.schedule.default.row_blocks`).
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.partition.fuse import FusedOp, Fusion
 
 PRODUCTS = ("contract", "batch_matmul", "dense")
 """Products of two tensors, neither of which needs to be constant."""
+
+
+def with_wide_weights(graph: Graph, fusion: Fusion) -> Fusion:
+    """`fusion` with products of halves that read the weights of a softmax before these are rounded to halves.
+
+    softmax, cast ─► product        becomes        softmax ─► cast, product
+    """
+    groups = {group.output: group for group in fusion.groups}
+    consumers = graph.consumers()
+    for group in fusion.groups:
+        name = group.core.inputs[0] if group.core.op in PRODUCTS else ""
+        softmax = groups.get(name)
+        if softmax is None or softmax.core.op != "softmax" or softmax.nodes[-1].op != "cast" or name in graph.outputs:
+            continue
+        wide, cast = softmax.nodes[:-1], softmax.nodes[-1]
+        if (
+            len(consumers[name]) == 1
+            and graph.values[cast.inputs[0]].dtype == "float32"
+            and group.core.inputs[1] != name
+        ):
+            groups[name] = FusedOp(wide, softmax.anchor)
+            groups[group.output] = FusedOp((cast, *group.nodes), group.anchor + 1)
+    return Fusion(tuple(groups.values()), fusion.aliases)
 
 
 def join_attention(graph: Graph, fusion: Fusion, fits: Callable[[FusedOp], bool]) -> Fusion:
@@ -27,7 +50,8 @@ def join_attention(graph: Graph, fusion: Fusion, fits: Callable[[FusedOp], bool]
     joined: dict[str, tuple[FusedOp, ...]] = {}
     taken: set[str] = set()
     for group in fusion.groups:
-        softmax = made.get(group.core.inputs[0]) if group.core.op in PRODUCTS else None
+        source = rounded_weights(group) or group.core
+        softmax = made.get(source.inputs[0]) if group.core.op in PRODUCTS else None
         first = made.get(softmax.core.inputs[0]) if softmax is not None else None
         # In a chain of two, the second product of the first must not be the first product of the second.
         if softmax is None or first is None or {softmax.output, first.output} & {*taken, *joined}:
@@ -52,6 +76,13 @@ def _joinings(first: FusedOp, softmax: FusedOp, second: FusedOp) -> Iterator[tup
     core, followers = second.nodes[: second.anchor + 1], second.nodes[second.anchor + 1 :]
     if followers:
         yield FusedOp((*before, *core), anchor), FusedOp(followers)
+
+
+def rounded_weights(group: FusedOp) -> Node | None:
+    """The node that rounds the first factor of a product to halves, which kernels of CPUs leave out."""
+    is_product = group.core.op in PRODUCTS
+    nodes = group.nodes[: group.anchor] if is_product else ()
+    return next((node for node in nodes if node.op == "cast" and node.output == group.core.inputs[0]), None)
 
 
 def is_attention(group: FusedOp) -> bool:

@@ -16,7 +16,13 @@ from retune.compiler.core.dtype import HALVES
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.partition.alternatives import Rewrite
-from retune.compiler.graph.partition.attention import PRODUCTS, is_attention, join_attention
+from retune.compiler.graph.partition.attention import (
+    PRODUCTS,
+    is_attention,
+    join_attention,
+    rounded_weights,
+    with_wide_weights,
+)
 from retune.compiler.graph.partition.fuse import FusedOp, Fusion, fuse
 from retune.compiler.graph.partition.join_producers import join_producers
 from retune.compiler.ir.expr import Const
@@ -208,7 +214,9 @@ def _fusion(graph: Graph, target: Target, expressions: _ExpressionCache) -> Fusi
     """The groups of nodes that form kernels on a target."""
     fusion = fuse(graph)
     if target.traits.uses_threads:
-        fusion = join_attention(graph, fusion, lambda group: find_row_blocks(expressions.of(group)[1]) is not None)
+        fusion = join_attention(
+            graph, with_wide_weights(graph, fusion), lambda group: find_row_blocks(expressions.of(group)[1]) is not None
+        )
     return join_producers(graph, fusion, lambda group: _nests(expressions.of(group)[1]))
 
 
@@ -291,7 +299,7 @@ def express(graph: Graph, group: FusedOp) -> ComputeDAG:
     placeholders: dict[str, Tensor] = {}
     known: set[Tensor] = set()
     names: set[str] = set()
-    wide = _float32_sums(graph, group)
+    wide, narrowing = _float32_sums(graph, group), rounded_weights(group)
     for node in group.nodes:
         for name in node.inputs:
             if name in operands or _literal(graph, node, name) is not None:
@@ -304,6 +312,9 @@ def express(graph: Graph, group: FusedOp) -> ComputeDAG:
                 known.add(tensor)
         order, value = _ordered(node, inside), graph.values[node.output]
         of_node = [_operand(graph, node, name, operands) for name in order]
+        if node is narrowing:  # the product reads float32
+            operands[node.output] = of_node[0]
+            continue
         if node.op == "add" and order[0] in wide:
             operands[node.output] = rounded_sum(of_node, value.shape, value.dtype, _unique(node.op, names))
             continue
@@ -315,7 +326,7 @@ def express(graph: Graph, group: FusedOp) -> ComputeDAG:
             types=[
                 replace(graph.values[name], dtype="float32") if name in wide else graph.values[name] for name in order
             ],
-            out_dtype="float32" if node is group.core and wide else "",
+            out_dtype="float32" if node.op in _SUMMED and node.output in wide else "",
         )
     output = operands[group.output]
     assert isinstance(output, Tensor)
@@ -323,24 +334,26 @@ def express(graph: Graph, group: FusedOp) -> ComputeDAG:
 
 
 def _float32_sums(graph: Graph, group: FusedOp) -> frozenset[str]:
-    """The product of halves that `group` adds a bias to or widens, and moves of the product before that; empty if there
-    is no such product. These values stay float32, so that the result is rounded once, as ONNX's operators with a bias.
+    """The products of halves that `group` adds a bias to or widens, and moves of a product before that. These values
+    stay float32, so that the result is rounded once, as ONNX's operators with a bias.
     """
-    names, node = [group.core.output], group.core
-    products = [node for node in group.nodes if node.op in _SUMMED]
-    # The scores of an attention are rounded before a mask is added.
-    if products != [node] or graph.values[node.output].dtype not in HALVES:
-        return frozenset()
+    products = [node for node in group.nodes if node.op in _SUMMED and graph.values[node.output].dtype in HALVES]
+    return frozenset(name for product in products for name in _until_added(group, product))
+
+
+def _until_added(group: FusedOp, product: Node) -> Sequence[str]:
+    """A product and its moves, if `group` adds a bias to their result or widens it."""
+    names = [product.output]
     while len(readers := [reader for reader in group.nodes if names[-1] in reader.inputs]) == 1:
         (node,) = readers
         if node.op == "add":
-            return frozenset(names) if len({*node.inputs}) == 2 else frozenset()
+            return names if len({*node.inputs}) == 2 else ()
         if node.op == "cast" and node.text("dtype") == "float32":
-            return frozenset(names)
+            return names
         if node.op not in _MOVES:
             break
         names.append(node.output)
-    return frozenset()
+    return ()
 
 
 def _ordered(node: Node, inside: set[str]) -> tuple[str, ...]:

@@ -23,11 +23,8 @@ from retune.compiler.frontend.ops.indexing import cut, taken
 from retune.compiler.frontend.ops.standard import Composition, composed
 
 _FILTER = -10000.0
-
-
-def lowest(dtype: str) -> float:
-    """The lowest finite number of a type, or of float32."""
-    return {"float16": -65504.0, "bfloat16": -(2.0**128 - 2.0**120)}.get(dtype, -(2.0**128 - 2.0**104))
+LOWEST = -(2.0**128 - 2.0**104)
+"""The lowest finite number of float32, in which scores are summed."""
 
 
 def scale_of(write: Composition, query: str) -> float:
@@ -35,7 +32,7 @@ def scale_of(write: Composition, query: str) -> float:
     return write.node.number("scale", 0.0) or 1.0 / sqrt(write.shape(query)[3])
 
 
-def _mask_bias(write: Composition, mask: str, rows: int, columns: int, dtype: str) -> str:
+def _mask_bias(write: Composition, mask: str, rows: int, columns: int) -> str:
     """The bias of a mask: lengths (B,), ends and starts (2 B,), or keys (B, T), (B, S, T) or (B, 1, M, M)."""
     builder, value = write.builder, write.builder.value(mask)
     batch = write.shape(write.node.inputs[0])[0]
@@ -63,20 +60,19 @@ def _mask_bias(write: Composition, mask: str, rows: int, columns: int, dtype: st
     else:
         raise write.node.unsupported(problem)
     # `less` with a number first takes the mask's type.
-    return as_bias(builder, allowed, dtype, write.node.number("mask_filter_value", _FILTER))
+    return as_bias(builder, allowed, "float32", write.node.number("mask_filter_value", _FILTER))
 
 
 def _biases(write: Composition, mask: str, bias: str, query: str, keys: Sequence[str]) -> tuple[str, ...]:
     """What is added to the scores: the mask, the exclusion of future keys, and `bias`. `keys` are past and all keys."""
     rows, columns = write.shape(query)[2], write.shape(keys[1])[2]
     past = write.shape(keys[0])[2] if keys[0] else 0
-    dtype = write.dtype(bias) if bias else "float32"
-    biases = [_mask_bias(write, mask, rows, columns, dtype)] if mask else []
+    biases = [_mask_bias(write, mask, rows, columns)] if mask else []
     if write.node.integer("unidirectional", 0):
         if columns != past + rows:
             raise write.node.unsupported(f"unidirectional attention of {rows} queries to {columns} keys")
         (allowed,) = windowed(write.builder, distances(write.builder, rows, columns, past), None, 0)
-        biases.append(as_bias(write.builder, allowed, dtype, lowest(dtype)))
+        biases.append(as_bias(write.builder, allowed, "float32", LOWEST))
     return (*biases, *([bias] if bias else []))
 
 

@@ -17,7 +17,7 @@ from retune.compiler.frontend.ops.attention import (
     split_heads,
     windowed,
 )
-from retune.compiler.frontend.ops.contributed.attention import lowest, scale_of
+from retune.compiler.frontend.ops.contributed.attention import LOWEST, scale_of
 from retune.compiler.frontend.ops.elementwise import Converter, cast_to
 from retune.compiler.frontend.ops.indexing import cut
 from retune.compiler.frontend.ops.standard import Composition, composed
@@ -118,7 +118,7 @@ def _padded(write: Composition, x: str, room: int) -> str:
     return write("pad", x, pads_before=(0, 0, 0, 0), pads_after=(0, 0, missing, 0), value=0.0)
 
 
-def _biases(write: Composition, tokens: _Tokens, dtype: str) -> list[str]:
+def _biases(write: Composition, tokens: _Tokens) -> list[str]:
     """The exclusion of future keys, of keys before the window, and of padding; then the node's own bias."""
     node, builder = write.node, write.builder
     offset: int | str = tokens.start
@@ -132,7 +132,7 @@ def _biases(write: Composition, tokens: _Tokens, dtype: str) -> list[str]:
         lengths = cast_to(builder, write.operand(5), "int64")
         lengths = write("reshape", lengths, shape=(_column(write)[0], 1, 1, 1))
         allowed = [write("less_equal", builder.arange(tokens.total), lengths)]
-    biases = [as_bias(builder, condition, dtype, lowest(dtype)) for condition in allowed]
+    biases = [as_bias(builder, condition, "float32", LOWEST) for condition in allowed]
     return [write.operand(10), *biases] if write.operand(10) else biases
 
 
@@ -160,7 +160,7 @@ def _grouped_attention(write: Composition) -> list[str]:
     sink = write.operand(11)
     if not sink and node.integer("smooth_softmax", -1) > 0:
         sink = builder.filled(0, dtype, (heads,))
-    biases = tuple(_biases(write, tokens, dtype))
+    biases = tuple(_biases(write, tokens))
     form = AttentionForm(scale_of(write, query), node.number("softcap", 0.0), biases, sink)
     result = form.apply(builder, node, Heads(query, keys, values))
     scores = result.weights if node.integer("qk_output", 0) == 2 else result.biased
