@@ -126,6 +126,14 @@ def _gelu_tanh_array(x: Array) -> Array:
     return np.asarray(x * (np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)) + 1) / 2)
 
 
+def _softplus(x: Expr) -> Expr:
+    power = te.exp(-te.abs(x))  # at most 1, so that nothing overflows
+    above = power + 1
+    # The sum rounds `power`; `power - (above - 1)` is that error exactly (Sterbenz), and the logarithm's derivative is
+    # 1 / above, to the few digits that matter 1 - power / 2.
+    return te.maximum(x, 0) + (te.log(above) + (power - (above - 1)) * (1 - power * 0.5))
+
+
 def _hard_swish(x: Expr) -> Expr:
     # x * relu6(x + 3) / 6 with the division folded into a multiply-add.
     return x * te.minimum(te.maximum(x * (1 / 6) + 0.5, 0.0), 1.0)
@@ -256,6 +264,7 @@ OPERATORS = (
         "-1, 0 or 1",
         reads=3,
     ),
+    _activation("softplus", _softplus, lambda x: np.logaddexp(x, 0), "log(1 + exp(x))", reads=5),
     _activation("silu", lambda x: x * te.sigmoid(x), lambda x: x * _sigmoid(x), "x / (1 + exp(-x))"),
     _activation(
         "hard_swish",

@@ -33,7 +33,7 @@ PHASES: dict[str, Attribute] = {"strides": (2, 2), "pads": (1, 1), "layout": "NH
 KEPT: dict[str, Attribute] = {"axes": (0, 2), "keepdims": True}
 
 UNARY: tuple[str, ...] = ("relu", "sigmoid", "tanh", "exp", "erf", "neg", "abs", "floor", "ceil", "round", "identity")
-UNARY += ("silu", "hard_swish", "gelu", "gelu_tanh")
+UNARY += ("softplus", "silu", "hard_swish", "gelu", "gelu_tanh")
 UNARY += ("sin", "cos", "tan", "atan", "sinh", "cosh", "asinh", "sign", "is_nan")
 BINARY = (
     "add",

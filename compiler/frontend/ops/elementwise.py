@@ -201,20 +201,9 @@ def _gelu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [write("mul", write("mul", x, 0.5), write("add", gate, 1))]
 
 
-def _softplus_value(write: Formula, x: str) -> str:
-    """log(1 + exp(x)) without overflow."""
-    # Only numbers up to 1 are exponentiated: log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)).
-    return write("add", write("relu", x), write("log", write("add", write("exp", write("neg", write("abs", x))), 1)))
-
-
-def _softplus(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    write, x = formula_of(builder, node)
-    return [_softplus_value(write, x)]
-
-
 def _mish(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
-    return [write("mul", x, write("tanh", _softplus_value(write, x)))]
+    return [write("mul", x, write("tanh", write("softplus", x)))]
 
 
 def _reciprocal(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -329,7 +318,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "Sign": same("sign"),
     "Sin": same("sin"),
     "Sinh": same("sinh"),
-    "Softplus": in_float32(_softplus),
+    "Softplus": same("softplus"),
     "Softsign": in_float32(_softsign),
     "Sqrt": same("sqrt"),
     "Sub": same("sub"),

@@ -111,7 +111,7 @@ def test_misfits_are_named() -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("op", ["silu", "hard_swish", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("op", ["softplus", "silu", "hard_swish", "gelu", "gelu_tanh"])
 def test_activations_of_halves_are_rounded_once(op: str, dtype: str) -> None:
     every = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     results = []

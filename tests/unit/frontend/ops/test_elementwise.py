@@ -8,6 +8,8 @@ import onnx
 import pytest
 from onnx import helper
 
+import retune
+
 ModelOf = Callable[..., onnx.ModelProto]
 Agrees = Callable[[onnx.ModelProto], Any]
 
@@ -18,6 +20,15 @@ ANY += ["Reciprocal", "Round", "Selu", "Sigmoid", "Softplus", "Tanh", "Identity"
 @pytest.mark.parametrize("op_type", ANY)
 def test_unary_operators_match_onnxruntime(op_type: str, model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     agrees_with_onnxruntime(model_of([helper.make_node(op_type, ["x"], ["y"])], {"x": (2, 3, 5)}, opset=18))
+
+
+@pytest.mark.parametrize("op_type", ["Softplus", "Mish"])
+def test_small_results_of_softplus_keep_their_digits(op_type: str, model_of: ModelOf) -> None:
+    x = np.concatenate([np.linspace(-80, 20, 2001), np.linspace(-16, -8, 1001)]).astype("float32")
+    network = retune.compile(model_of([helper.make_node(op_type, ["x"], ["y"])], {"x": x.shape}, opset=18), threads=1)
+    exact = np.logaddexp(x.astype("float64"), 0)
+    exact = exact if op_type == "Softplus" else x * np.tanh(exact)
+    np.testing.assert_allclose(np.asarray(network(x=x)), exact, rtol=5e-7)
 
 
 @pytest.mark.parametrize("op_type", ["Sqrt", "Log"])
