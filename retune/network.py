@@ -162,7 +162,7 @@ class Network:
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the network. Raises: OptionError when an input is missing, or is of another shape or type."""
         values = self._signature.inputs(args, kwargs)
-        kind = _Kind.of(values[0]) if values else _Kind(None)
+        kind = _Kind.of(next(_arrays(values), None))
         return self._signature.result(self._calls.run(values, kind))
 
     def save(self, path: str | Path) -> Path:
@@ -334,7 +334,11 @@ class _MachineCalls:
         self._executable = executable
         self.name = executable.program.name
         self.input_names = tuple(executable.get_function_params("main"))
-        self.inputs = dict.fromkeys(self.input_names, "of any shape that fits")
+        params = executable.program.inputs
+        self.inputs = {
+            param.name: "of any shape that fits" if param.is_tensor else f"{param.form} of {param.dtype}"
+            for param in params
+        }
         self.outputs: dict[str, str] = {}
         self.coverage = "kernels are compiled for each shape when it is first seen"
         self._idle: deque[VirtualMachine] = deque()
@@ -350,8 +354,12 @@ class _MachineCalls:
     def run(self, values: Sequence[object], kind: "_Kind") -> list[object]:
         machine = self._take()
         try:
-            outputs = machine.run(*map(_as_numpy, values))
-            return [kind.made_of(np.asarray(value)) for value in _leaves(outputs)]
+            outputs = machine.run(*(_mapped(_as_numpy, value) for value in values))
+            several = len(self._executable.program.outputs) != 1
+            return [
+                _mapped(lambda array: kind.made_of(np.asarray(array)), value)
+                for value in (outputs if several else [outputs])
+            ]
         finally:
             self._idle.append(machine)
 
@@ -446,10 +454,17 @@ def _described(spec: BufferSpec) -> str:
     return f"{spec.dtype}{list(spec.shape)}"
 
 
-def _leaves(value: object) -> Iterator[object]:
-    """The arrays in what a virtual machine returns: one, or a structure of them."""
-    if isinstance(value, Sequence) and not isinstance(value, np.ndarray | str):
-        for part in value:
-            yield from _leaves(part)
-    else:
-        yield value
+def _mapped(function: Callable[[Any], object], value: object) -> object:
+    """The value with `function` applied to its arrays: one, a list of them, or None for an absent value."""
+    if isinstance(value, list | tuple):
+        return [function(array) for array in value]
+    return None if value is None else function(value)
+
+
+def _arrays(values: Sequence[object]) -> Iterator[object]:
+    """All arrays in some values."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from value
+        elif value is not None:
+            yield value

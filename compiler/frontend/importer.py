@@ -35,10 +35,10 @@ from retune.compiler.frontend.ops.attributes import TensorSequence
 from retune.compiler.frontend.ops.conversion import Conversion, missing_operator
 from retune.compiler.frontend.ops.elementwise import DTYPES, Converter
 from retune.compiler.frontend.ops.standard import STANDARD
-from retune.compiler.frontend.types import check_outputs, fed_inputs, narrowed, param_of
+from retune.compiler.frontend.types import check_outputs, fed_inputs, form_of, narrowed, param_of, tensor_type
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Graph, Value
-from retune.compiler.graph.region import Param
+from retune.compiler.graph.region import SEQUENCE, TENSOR, Param
 from retune.compiler.graph.verify import verify
 
 _log = logging.getLogger(__name__)
@@ -115,6 +115,8 @@ def read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
     """
     values, dynamic = [], []
     for entry in fed_inputs(model, shapes):
+        if form_of(entry) != TENSOR:
+            raise DynamicShapeError(_only_in_programs("input", param_of(entry)))
         tensor = entry.type.tensor_type
         extents: list[int] = []
         if entry.name in shapes:
@@ -138,7 +140,7 @@ def read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
 
 def dtype_of(entry: onnx.ValueInfoProto) -> str:
     """The dtype of an input. Raises: ModelFormatError when it has none, UnsupportedOperatorError when it is unknown."""
-    kind = entry.type.tensor_type.elem_type
+    kind = tensor_type(entry).elem_type
     if kind not in onnx.TensorProto.DataType.values() or kind == onnx.TensorProto.UNDEFINED:
         raise ModelFormatError(f"input {entry.name!r} has the element type {kind}, which ONNX does not have")
     name: str = onnx.helper.tensor_dtype_to_np_dtype(kind).name
@@ -159,6 +161,10 @@ def _given_shape(entry: onnx.ValueInfoProto, shape: Sequence[int]) -> list[int]:
     dims = None if declared.dims is None else tuple(dim or None for dim in declared.dims)
     narrowed(Param(entry.name, declared.dtype, dims), extents)
     return extents
+
+
+def _only_in_programs(what: str, param: Param) -> str:
+    return f"the {what} {param} is no tensor, which only programs have: pass dynamic=True, or call load_program"
 
 
 def check_operators(model: onnx.ModelProto) -> None:
@@ -204,9 +210,12 @@ def _convert(model: onnx.ModelProto, name: str, inputs: Sequence[Value], opset: 
     if absent:
         raise ModelFormatError(f"model {name}: nothing computes the output {absent[0]!r}")
     outputs = {entry.name: names[entry.name] for entry in model.graph.output}
-    sequences = [name for name, value in outputs.items() if isinstance(value, TensorSequence)]
-    if sequences:
-        raise UnsupportedOperatorError(f"model {name}: the output {sequences[0]!r} is a sequence, not a tensor")
+    for entry in model.graph.output:
+        declared = param_of(entry)
+        if isinstance(outputs[entry.name], TensorSequence):
+            declared = Param(entry.name, declared.dtype, form=SEQUENCE)
+        if not declared.is_tensor:
+            raise DynamicShapeError(_only_in_programs("output", declared))
     if len(outputs) < len(model.graph.output):
         raise ModelFormatError(f"model {name}: two outputs have the same name; put an Identity node before one of them")
     graph = builder.finish(outputs)

@@ -11,7 +11,7 @@ the same region if it is computed from shapes, or from small integers that are i
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -34,10 +34,10 @@ from retune.compiler.frontend.ops import sequences
 from retune.compiler.frontend.ops.conversion import name_of
 from retune.compiler.frontend.region import OnnxRegion
 from retune.compiler.frontend.scan_to_loop import scan_to_loop
-from retune.compiler.frontend.types import param_of
+from retune.compiler.frontend.types import form_of, param_of
 from retune.compiler.graph.ir import Array
 from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Statement, defines, reads
-from retune.compiler.graph.region import Param
+from retune.compiler.graph.region import OPTIONAL, OPTIONAL_SEQUENCE, SEQUENCE, TENSOR, Param
 
 _FEW = 8
 """Most elements of an integer input whose values may decide a region: a size, some extents, not data."""
@@ -61,13 +61,33 @@ class BuilderContext:
         while name in self.functions:
             name = f"{name}_"
         self.functions[name] = Function(name, (), (), ())  # reserves the name
-        self.functions[name] = Partition(self, name, graph, params).function()
-        return name
+        before, passed = dict(self.functions), Names()
+        # Ends: every further round passes more of the graph's sequences.
+        while True:
+            try:
+                self.functions[name] = Partition(self, name, graph, params, passed).function()
+                return name
+            except _LeavesRegionError as error:
+                passed |= error.names
+                self.functions.clear()
+                self.functions.update(before)
+
+
+class _LeavesRegionError(Exception):
+    """Sequences or optional values are read outside of the regions that the partition made for them."""
+
+    def __init__(self, names: Names) -> None:
+        super().__init__(", ".join(sorted(names)))
+        self.names = names
 
 
 class Partition:
-    def __init__(self, context: BuilderContext, name: str, graph: onnx.GraphProto, params: Sequence[Param]) -> None:
-        """`params` are the function's: the graph's inputs, then its names from enclosing graphs."""
+    def __init__(
+        self, context: BuilderContext, name: str, graph: onnx.GraphProto, params: Sequence[Param], passed: Names
+    ) -> None:
+        """`params` are the function's: the graph's inputs, then its names from enclosing graphs. `passed` are the
+        sequences and optional values that statements pass to each other: NumPy computes these.
+        """
         self._context = context
         self._name = name
         self._graph = graph
@@ -81,6 +101,7 @@ class Partition:
         self._placed: list[tuple[int, onnx.NodeProto]] = []
         self._producers: dict[str, onnx.NodeProto] = {}
         self._statements: dict[int, list[Statement]] = {}
+        self._passed = passed | {param.name for param in params if not param.is_tensor}
 
     def function(self) -> Function:
         """The function; the functions that it calls are in the context by then."""
@@ -113,11 +134,14 @@ class Partition:
     def _assign_level(self, node: onnx.NodeProto) -> None:
         level = self._ready(read_names(node))
         needed = needed_operands(node)
+        self._types |= {name: Param(name, None, form=form) for name, form in self._made_forms(node)}
         if node.op_type in CONTROL_FLOW:
-            if not self._is_imported(node, level):
+            if self._passed.intersection(read_names(node)) or not self._is_imported(node, level):
                 self._control(node)
                 return
-        elif node.op_type in ON_THE_HOST and any(self._depends(name, level) for name in needed):
+        elif self._passed.intersection((*node.input, *node.output)) or (
+            node.op_type in ON_THE_HOST and any(self._depends(name, level) for name in needed)
+        ):
             self._on_the_host(node)
             return
         elif not all(self._is_known(name, level) for name in needed):
@@ -127,6 +151,33 @@ class Partition:
         self._placed.append((level, node))
         for name, roots in zip(node.output, results, strict=False):
             self._levels[name], self._roots[name], self._producers[name] = level, roots, node
+
+    # Sequences and optional values
+
+    def _made_forms(self, node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
+        """The results of a node that are no tensors, with their forms, where nothing else says so."""
+        if node.op_type not in sequences.RESULTS or not node.output or not self._type(node.output[0]).is_tensor:
+            return
+        of_sequence = [*node.input] and self._type(node.input[0]).form == SEQUENCE
+        optional = OPTIONAL_SEQUENCE if of_sequence else OPTIONAL
+        yield node.output[0], optional if node.op_type == "Optional" else SEQUENCE
+
+    def _require_passed(self, names: Iterable[str]) -> None:
+        """Check that those of `names` that are no tensors are passed between statements.
+
+        Raises: _LeavesRegionError with these and all that are computed from them or into them.
+        """
+        formed = {name for name in names if name and not self._type(name).is_tensor}
+        if formed <= self._passed:
+            return
+        groups = [
+            {name for name in (*node.input, *node.output) if name and not self._type(name).is_tensor}
+            for node in self._graph.node
+            if node.op_type not in CONTROL_FLOW
+        ]
+        while more := {name for group in groups if group & formed for name in group} - formed:
+            formed |= more
+        raise _LeavesRegionError(frozenset(formed))
 
     def _ready(self, names: Sequence[str]) -> int:
         """The first level whose region can read these."""
@@ -203,6 +254,7 @@ class Partition:
 
     def _on_the_host(self, node: onnx.NodeProto) -> None:
         label = name_of(node)
+        self._require_passed((*node.input, *node.output))
         region = self._region(label, [node], [name for name in node.output if name], on_the_host=True)
         self._state(HostCall(region, region.inputs, region.outputs), region.inputs)
 
@@ -213,6 +265,7 @@ class Partition:
             for made in nodes:
                 self._assign_level(made)
             return
+        self._require_passed((*read_names(node), *node.output))
         statement = self._branch(node) if node.op_type == "If" else self._loop(node)
         self._state(statement, reads(statement))
 
@@ -234,7 +287,8 @@ class Partition:
         iteration, on, *own = (entry.name for entry in graph.input)
         dtypes = [self._type(name).dtype for name in carried]
         params = [Param(iteration, "int64", ()), Param(on, "bool", ())]
-        params += [Param(name, dtype) for name, dtype in zip(own, dtypes, strict=True)]
+        forms = [form_of(entry) or TENSOR for entry in graph.input][2:]
+        params += [Param(*row) for row in zip(own, dtypes, (None,) * len(own), forms, strict=True)]
         function = self._context.define(f"{label}_body", graph, [*params, *map(self._type, captured)])
         outputs = [*node.output, *("",) * (len(graph.output) - 1 - len(node.output))]
         names = self._names(outputs, f"{label}_unused")
@@ -297,10 +351,7 @@ class Partition:
         unknown = [name for name in read if name not in self._levels and name not in self._context.constants]
         if unknown:
             raise UnsupportedOperatorError(f"{name}: nothing computes {unknown[0]!r}")
-        passed = [node for node in nodes if node.op_type in sequences.RESULTS and {*node.output} & {*outputs}]
-        if passed:
-            label = f"{name_of(passed[0])!r} ({passed[0].op_type})"
-            raise UnsupportedOperatorError(f"{label}: its sequence would leave the part whose shapes are known")
+        self._require_passed((*inputs, *outputs))
         graph = onnx.GraphProto(name="region")
         graph.node.extend(nodes)
         return OnnxRegion(

@@ -5,6 +5,7 @@ Parts with static shapes become static regions. The program stores each weight o
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -16,10 +17,18 @@ from retune.compiler.frontend.importer import Constants, check_operators, dtype_
 from retune.compiler.frontend.model_file import check_model, inferred_graph, without_large_weights
 from retune.compiler.frontend.ops.pool import without_ceil_mode
 from retune.compiler.frontend.partition import BuilderContext
-from retune.compiler.frontend.types import check_outputs, fed_inputs, narrowed, param_of, write_dims
+from retune.compiler.frontend.types import (
+    check_outputs,
+    fed_inputs,
+    form_of,
+    narrowed,
+    param_of,
+    tensor_type,
+    write_dims,
+)
 from retune.compiler.graph.ir import Array
 from retune.compiler.graph.program import MAIN, Function, Program
-from retune.compiler.graph.region import Dimension, Dims, Param
+from retune.compiler.graph.region import TENSOR, Dimension, Dims, Param
 
 _log = logging.getLogger(__name__)
 
@@ -68,20 +77,20 @@ def _params(model: onnx.ModelProto, shapes: Dimensions) -> tuple[Param, ...]:
     """The inputs of the model, with the caller's dimensions."""
     params = []
     for entry in fed_inputs(model, shapes):
-        param = Param(entry.name, dtype_of(entry), param_of(entry).dims)
+        param = replace(param_of(entry), dtype=dtype_of(entry))
         params.append(narrowed(param, shapes[entry.name]) if entry.name in shapes else param)
     return tuple(params)
 
 
 def _of_some_rank(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model for ONNX's checker, which rejects inputs of unknown rank."""
-    if all(entry.type.tensor_type.HasField("shape") for entry in model.graph.input):
+    if all(tensor_type(entry).HasField("shape") for entry in model.graph.input):
         return model
     light = onnx.ModelProto()
     light.CopyFrom(without_large_weights(model))
     for entry in light.graph.input:
-        if entry.type.HasField("tensor_type"):
-            entry.type.tensor_type.shape.SetInParent()
+        if entry.type.WhichOneof("value"):
+            tensor_type(entry).shape.SetInParent()
     return light
 
 
@@ -107,7 +116,9 @@ def _with_types(model: onnx.ModelProto, params: Sequence[Param]) -> onnx.GraphPr
     for (node, _), pool in zip(_pools(graph, {}), pools, strict=True):
         node.CopyFrom(pool)
     for entry, declared in zip(graph.output, model.graph.output, strict=True):
-        if not entry.type.tensor_type.elem_type:
+        if form_of(declared) != TENSOR and not entry.type.WhichOneof("value"):
+            entry.type.CopyFrom(declared.type)
+        elif not tensor_type(entry).elem_type and form_of(declared) == TENSOR:
             # Operators without inference leave no type; the file's element type is checked at the end.
             entry.type.tensor_type.elem_type = declared.type.tensor_type.elem_type
     weights = {tensor.name for tensor in model.graph.initializer}

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -22,12 +22,13 @@ from retune.compiler.core.errors import (
 )
 from retune.compiler.frontend.dependence import check_bodies, read_names
 from retune.compiler.frontend.importer import CONVERTERS
+from retune.compiler.frontend.ops.attributes import TensorSequence
 from retune.compiler.frontend.ops.conversion import Conversion
 from retune.compiler.frontend.ops.elementwise import DTYPES
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Array, Graph, Value
-from retune.compiler.graph.region import Dimension, Dims, Region, Shape, check_results, names_in
+from retune.compiler.graph.region import Dimension, Dims, Region, RuntimeValue, Shape, check_results, names_in
 from retune.compiler.graph.symbolic import SymbolicBuilder, SymbolicGraph, element_symbols, variants
 from retune.compiler.graph.symbolic_region import RegionBytes, SymbolicRegion
 from retune.compiler.ir.dims import Assumptions, Dim
@@ -67,9 +68,17 @@ class OnnxRegion(Region):
             fed.append(Value(name, shapes[name], dtype))
         return self._converted(fed, values, constants)
 
-    def evaluate(self, inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> tuple[Array, ...]:
-        """The outputs. Raises: ShapeMismatchError, with the names of nodes, for invalid arrays."""
-        return evaluate(self._converted((), inputs, constants), {})
+    def evaluate(self, inputs: Mapping[str, Any], constants: Mapping[str, Array]) -> tuple[RuntimeValue, ...]:
+        """The outputs. Raises: ShapeMismatchError, with the names of nodes, for invalid values."""
+        builder, names = self._conversion((), inputs, constants)
+        parts = [_tensors(names[name]) for name in self.outputs]
+        named = {f"{index}.{part}": name for index, group in enumerate(parts) for part, name in enumerate(group)}
+        arrays = iter(evaluate(builder.finish(named), {}))
+        results = [tuple(next(arrays) for _ in group) for group in parts]
+        return tuple(
+            tensors if isinstance(names[name], TensorSequence) else next(iter(tensors), None)
+            for name, tensors in zip(self.outputs, results, strict=True)
+        )
 
     def symbolic(
         self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
@@ -137,11 +146,21 @@ class OnnxRegion(Region):
         return SymbolicGraph(graph, assumed.guards, frozenset(known))
 
     def _converted(self, fed: Sequence[Value], values: Mapping[str, Array], constants: Mapping[str, Array]) -> Graph:
-        """The graph; if nothing is fed, the importer has computed everything, node by node."""
+        builder, names = self._conversion(fed, values, constants)
+        graph = builder.finish({name: names[name] for name in self.outputs})
+        check_results(self, graph)
+        return graph
+
+    def _conversion(
+        self, fed: Sequence[Value], values: Mapping[str, RuntimeValue], constants: Mapping[str, Array]
+    ) -> tuple[GraphBuilder, dict[str, str]]:
+        """The nodes in a builder, and the names there of the region's values; if nothing is fed, the importer has
+        computed everything, node by node.
+        """
         builder = GraphBuilder(self.name, fed)
         known = {value.name: value.name for value in fed}
         known |= {name: builder.constant(constants[name], name) for name in self.constants}
-        known |= {name: builder.constant(values[name], name) for name in self.inputs if name in values}
+        known |= {name: _constant(builder, name, values[name]) for name in self.inputs if name in values}
         conversion = Conversion(builder, CONVERTERS, self.opset)
         names = conversion.convert(self.graph, known)
         if conversion.problems:
@@ -150,9 +169,7 @@ class OnnxRegion(Region):
             if conversion.solvable == len(conversion.problems):
                 raise UnknownValueError(message, tuple(conversion.unknown))
             raise ShapeMismatchError(message)
-        graph = builder.finish({name: names[name] for name in self.outputs})
-        check_results(self, graph)
-        return graph
+        return builder, names
 
     def _description(self) -> dict[str, object]:
         return {"opset": self.opset, "inputs": self.inputs, "dtypes": self.dtypes, **super()._description()}
@@ -210,6 +227,22 @@ def region_from_bytes(kind: str, data: bytes) -> Region:
     if kind != OnnxRegion.kind:
         raise ArtifactError(f"a region is of the kind {kind!r}; this Retune knows {OnnxRegion.kind}")
     return OnnxRegion.from_bytes(data)
+
+
+def _constant(builder: GraphBuilder, name: str, value: RuntimeValue) -> str:
+    """The name of a known value in a builder: that of an absent value is empty, as of an omitted operand."""
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return TensorSequence([builder.constant(array, f"{name}.{index}") for index, array in enumerate(value)])
+    return builder.constant(value, name)
+
+
+def _tensors(name: str) -> tuple[str, ...]:
+    """The tensors of a value in a builder."""
+    if isinstance(name, TensorSequence):
+        return name.parts
+    return (name,) if name else ()
 
 
 def _extent(symbol: str, dim: Dimension) -> int:

@@ -11,18 +11,24 @@ import onnx
 from retune.compiler.core.errors import ModelFormatError
 from retune.compiler.frontend.model_file import inferred_graph, without_large_weights
 from retune.compiler.frontend.ops.elementwise import DTYPES
-from retune.compiler.graph.region import Dimension, Param
+from retune.compiler.graph.region import OPTIONAL, OPTIONAL_SEQUENCE, SEQUENCE, TENSOR, Dimension, Param
 
+_FORMS = {
+    (): TENSOR,
+    ("sequence_type",): SEQUENCE,
+    ("optional_type",): OPTIONAL,
+    ("optional_type", "sequence_type"): OPTIONAL_SEQUENCE,
+}
 _MADE_UP = "unk__"
 """Prefix of the symbols that ONNX gives to unknown dimensions."""
 _log = logging.getLogger(__name__)
 
 
 def fed_inputs(model: onnx.ModelProto, declared: Iterable[str]) -> list[onnx.ValueInfoProto]:
-    """The inputs that a caller feeds: those that are not weights, all of them tensors. `given` are the names in the
-    caller's declarations.
+    """The inputs that a caller feeds: those that are not weights. `declared` are the names that a caller declares.
 
-    Raises: ModelFormatError when one of these is no input, or an input is no tensor.
+    Raises: ModelFormatError when one of these is no input, or an input is neither a tensor, nor a sequence of tensors,
+    nor an optional one of both.
     """
     # Before IR version 4, initializers were listed among the inputs too.
     weights = {tensor.name for tensor in model.graph.initializer}
@@ -32,9 +38,30 @@ def fed_inputs(model: onnx.ModelProto, declared: Iterable[str]) -> list[onnx.Val
     if unknown:
         raise ModelFormatError(f"a shape is given for {', '.join(unknown)}, but the inputs are {', '.join(names)}")
     for entry in fed:
-        if not entry.type.HasField("tensor_type"):
-            raise ModelFormatError(f"input {entry.name!r} is not a tensor")
+        if form_of(entry) is None:
+            raise ModelFormatError(f"input {entry.name!r} is no tensor, and no sequence of tensors or optional value")
     return fed
+
+
+def form_of(entry: onnx.ValueInfoProto) -> str | None:
+    """The form of a value, `TENSOR` if its type is not declared; None for a form that programs lack, such as a map."""
+    nested = []
+    kind = entry.type
+    while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
+        nested.append(kind.WhichOneof("value"))
+        kind = kind.sequence_type.elem_type if nested[-1] == "sequence_type" else kind.optional_type.elem_type
+    if kind.WhichOneof("value") not in (None, "tensor_type"):
+        return None
+    return _FORMS.get(tuple(nested))
+
+
+def tensor_type(entry: onnx.ValueInfoProto) -> onnx.TypeProto.Tensor:
+    """The type of a tensor, or of the tensors of a sequence or an optional value."""
+    kind = entry.type
+    while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
+        is_sequence = kind.WhichOneof("value") == "sequence_type"
+        kind = kind.sequence_type.elem_type if is_sequence else kind.optional_type.elem_type
+    return kind.tensor_type
 
 
 def check_outputs(model: onnx.ModelProto, computed: Sequence[Param]) -> None:
@@ -46,7 +73,7 @@ def check_outputs(model: onnx.ModelProto, computed: Sequence[Param]) -> None:
     """
     for index, (entry, result) in enumerate(zip(model.graph.output, computed, strict=True)):
         declared = _declared(entry)
-        computes = Param(entry.name, result.dtype, result.dims)
+        computes = Param(entry.name, result.dtype, result.dims, result.form)
         if result.dtype is not None and declared.dtype not in (None, result.dtype):
             raise ModelFormatError(
                 f"the output {declared} is declared so, but the nodes compute {computes}: "
@@ -81,24 +108,22 @@ def _inferred(model: onnx.ModelProto, index: int) -> Param:
 
 def _declared(entry: onnx.ValueInfoProto) -> Param:
     """A model's declaration of an output, including element types that we lack."""
-    if entry.type.HasField("tensor_type"):
-        kind = entry.type.tensor_type.elem_type
-        known = kind in onnx.TensorProto.DataType.values()
-        dtype = onnx.TensorProto.DataType.Name(kind).lower() if known else f"type {kind}"
-        param = param_of(entry)
-        return Param(entry.name, param.dtype or (dtype if kind else None), param.dims)
-    return Param(entry.name, entry.type.WhichOneof("value"))
+    if form_of(entry) is None:
+        return Param(entry.name, entry.type.WhichOneof("value"))
+    kind = tensor_type(entry).elem_type
+    known = kind in onnx.TensorProto.DataType.values()
+    dtype = onnx.TensorProto.DataType.Name(kind).lower() if known else f"type {kind}"
+    param = param_of(entry)
+    return Param(entry.name, param.dtype or (dtype if kind else None), param.dims, param.form)
 
 
 def param_of(entry: onnx.ValueInfoProto) -> Param:
     """The static type of a value; an element type that we lack counts as unknown."""
-    if not entry.type.HasField("tensor_type"):
-        return Param(entry.name, None)
-    tensor = entry.type.tensor_type
+    tensor, form = tensor_type(entry), form_of(entry) or TENSOR
     known = tensor.elem_type in onnx.TensorProto.DataType.values() and tensor.elem_type != onnx.TensorProto.UNDEFINED
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name if known else None
-    dims = tuple(map(_dimension, tensor.shape.dim)) if tensor.HasField("shape") else None
-    return Param(entry.name, dtype if dtype in DTYPES else None, dims)
+    dims = tuple(map(_dimension, tensor.shape.dim)) if tensor.HasField("shape") and form == TENSOR else None
+    return Param(entry.name, dtype if dtype in DTYPES else None, dims, form)
 
 
 def _dimension(dimension: onnx.TensorShapeProto.Dimension) -> Dimension:
@@ -116,6 +141,8 @@ def narrowed(param: Param, dims: Sequence[Dimension]) -> Param:
     Raises: ModelFormatError when they contradict the model.
     """
     declared = param.dims
+    if param.form != TENSOR:
+        raise ModelFormatError(f"a shape is given for the input {param}: shapes are for tensors")
     fits = declared is None or len(declared) == len(dims)
     for wanted, extent in zip(declared or (), dims, strict=False):
         fits = fits and (not isinstance(wanted, int) or wanted == extent)

@@ -19,15 +19,27 @@ Dimension = int | str | None
 """A number; a symbol, equal for all of a function's parameters that use it; None if unknown."""
 Dims = tuple[Dimension, ...]
 Shape = tuple[int, ...]
+RuntimeValue = Array | tuple[Array, ...] | None
+"""A value of a function: a tensor, a sequence of tensors, or an optional value that is absent."""
+
+TENSOR, SEQUENCE, OPTIONAL, OPTIONAL_SEQUENCE = "tensor", "sequence", "optional tensor", "optional sequence"
+FORMS = (TENSOR, SEQUENCE, OPTIONAL, OPTIONAL_SEQUENCE)
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """The static type of a tensor: `dims` is None if the rank is unknown, `dtype` is None if the dtype is."""
+    """The static type of a value: `dims` is None if the rank is unknown, `dtype` is None if the dtype is. A value of
+    another `form` than a tensor has the dtype of its tensors, and no dims.
+    """
 
     name: str
     dtype: str | None
     dims: tuple[Dimension, ...] | None = None
+    form: str = TENSOR
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.form == TENSOR
 
     @property
     def shape(self) -> Shape | None:
@@ -36,19 +48,23 @@ class Param:
         return numbers if self.dims is not None and len(numbers) == len(dims) else None
 
     def to_json(self) -> list[object]:
-        return [self.name, self.dtype, self.dims]
+        return [self.name, self.dtype, self.dims, *([] if self.form == TENSOR else [self.form])]
 
     @classmethod
-    def from_json(cls, name: object, dtype: object, dims: object) -> "Param":
+    def from_json(cls, name: object, dtype: object, dims: object, form: object = TENSOR) -> "Param":
         """The inverse of `to_json`. Raises: TypeError for anything else."""
+        if not isinstance(form, str) or form not in FORMS or (form != TENSOR and dims is not None):
+            raise TypeError(f"{name!r:.40} has the form {form!r:.40}")
         if not isinstance(name, str) or not isinstance(dtype, str | None) or not isinstance(dims, list | None):
             raise TypeError(f"{name!r} is not described")
         extents: list[Dimension] = [dim for dim in dims or () if isinstance(dim, int | str | None)]
         if len(extents) != len(dims or ()):
             raise TypeError(f"{name!r} has other dimensions than numbers and symbols")
-        return cls(name, dtype, None if dims is None else tuple(extents))
+        return cls(name, dtype, None if dims is None else tuple(extents), form)
 
     def __str__(self) -> str:
+        if self.form != TENSOR:
+            return f"{self.name}: {self.form} of {self.dtype or '?'}"
         inner = "..." if self.dims is None else ", ".join("?" if dim is None else str(dim) for dim in self.dims)
         return f"{self.name}: {self.dtype or '?'}[{inner}]"
 
@@ -100,8 +116,11 @@ class Region(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> tuple[Array, ...]:
-        """The outputs, by NumPy: correct for all inputs, slow. Raises: ShapeMismatchError for invalid inputs."""
+    def evaluate(self, inputs: Mapping[str, Any], constants: Mapping[str, Array]) -> tuple[Any, ...]:
+        """The outputs, each a `RuntimeValue`, by NumPy: correct for all inputs, slow.
+
+        Raises: ShapeMismatchError for invalid inputs.
+        """
 
     def symbolic(
         self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
@@ -198,17 +217,22 @@ class GraphRegion(Region):
         return cls.of(graph_from_bytes(data))
 
 
-def bind(params: Sequence[Param], arrays: Mapping[str, Array], where: str) -> dict[str, int]:
-    """The value of each symbol of `params`, from the shapes of `arrays`.
+def bind(params: Sequence[Param], values: Mapping[str, RuntimeValue], where: str) -> dict[str, int]:
+    """The value of each symbol of `params`, from the shapes of `values`.
 
-    Raises: ShapeMismatchError that names `where` and the input when an array is missing or has another dtype, rank or
-    extent, and when two extents of one symbol differ.
+    Raises: ShapeMismatchError that names `where` and the input when a value is missing or has another form, dtype, rank
+    or extent, and when two extents of one symbol differ.
     """
     bound: dict[str, tuple[int, str]] = {}
     for param in params:
-        array = arrays.get(param.name)
+        array = values.get(param.name)
+        if not param.is_tensor:
+            _check_form(param, array, where)
+            continue
         if array is None:
             raise ShapeMismatchError(f"{where}: no array is given for the input {param}")
+        if isinstance(array, tuple):
+            raise ShapeMismatchError(f"{where}: the input {param} is a tensor, and is given a sequence of arrays")
         if param.dtype not in (None, array.dtype.name):
             raise ShapeMismatchError(f"{where}: the input {param} is given elements of {array.dtype.name}")
         if param.dims is None:
@@ -229,3 +253,18 @@ def bind(params: Sequence[Param], arrays: Mapping[str, Array], where: str) -> di
                         f"{where}: {dim} is {first} in {whence} and {extent} in {dimension}; these must be equal"
                     )
     return {symbol: extent for symbol, (extent, _) in bound.items()}
+
+
+def _check_form(param: Param, value: RuntimeValue, where: str) -> None:
+    """Check a value of another form than a tensor. Raises: ShapeMismatchError."""
+    if value is None:
+        if param.form == SEQUENCE:
+            raise ShapeMismatchError(f"{where}: the input {param} is not optional, and is given None")
+        return
+    if isinstance(value, tuple) != (param.form in (SEQUENCE, OPTIONAL_SEQUENCE)):
+        given = "a sequence of arrays" if isinstance(value, tuple) else "an array"
+        raise ShapeMismatchError(f"{where}: the input {param} is given {given}")
+    for index, array in enumerate(value if isinstance(value, tuple) else (value,)):
+        if param.dtype not in (None, array.dtype.name):
+            which = f"array {index} of the input" if isinstance(value, tuple) else "the input"
+            raise ShapeMismatchError(f"{where}: {which} {param} has elements of {array.dtype.name}")

@@ -4,6 +4,7 @@ It has the interface of TVM's virtual machine. Arrays that go in are used in pla
 arrays that come out are the caller's own.
 """
 
+import copy
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -30,8 +31,10 @@ from retune.compiler.vm.callees import Callees
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.interpreter import Interpreter, Profile
 from retune.compiler.vm.resources import Resources, VMOptions
-from retune.compiler.vm.values import ADT, argument, described, result
+from retune.compiler.vm.values import ADT, argument_of, described, result
 
+_UNSET = object()
+"""In place of an argument that was not set."""
 MemoryConfig = str | int | Mapping[Device, str | int] | None
 
 
@@ -115,7 +118,7 @@ class VirtualMachine:
         missing = [name for name in names if name not in named]
         if missing:
             raise MachineError(f"{func_name} takes {len(params)} arguments; {', '.join(missing)} missing")
-        values = [argument(named[param.name], param.dtype) for param in params]
+        values = [argument_of(named[param.name], param) for param in params]
         values = _checked(func_name, params, values)
         with self.lock:
             self._inputs[func_name] = values
@@ -136,9 +139,9 @@ class VirtualMachine:
         if isinstance(index, (str, bool)) or not isinstance(index, (int, np.integer)) or not 0 <= index < len(params):
             raise MachineError(f"{func_name} has no argument {key!r}; it has {', '.join(names)}")
         # Checked outside the lock: only the assignment needs it.
-        checked = _checked(func_name, [params[index]], [argument(value, params[index].dtype)])[0]
+        checked = _checked(func_name, [params[index]], [argument_of(value, params[index])])[0]
         with self.lock:
-            inputs = list(self._inputs.get(func_name) or [None] * len(params))
+            inputs = list(self._inputs.get(func_name) or [_UNSET] * len(params))
             inputs[index] = checked
             self._inputs[func_name] = inputs
             self._ready.pop(func_name, None)  # it fits alone, perhaps not beside the others
@@ -196,7 +199,8 @@ class VirtualMachine:
             target = out if isinstance(out, np.ndarray) or not hasattr(out, "numpy") else out.numpy()
             if not isinstance(target, np.ndarray):
                 raise OptionError(f"output {index} must be a writable array, not a {type(out).__name__}")
-            if target.shape != array.shape or target.dtype != array.dtype or not target.flags.writeable:
+            fits = isinstance(array, np.ndarray) and (target.shape, target.dtype) == (array.shape, array.dtype)
+            if not fits or not target.flags.writeable:
                 raise OptionError(
                     f"result {index} is {described(array)}; a writable array of that kind is needed, "
                     f"not {described(target)}"
@@ -231,10 +235,10 @@ class VirtualMachine:
         if not end_to_end:
             return evaluator(lambda: self.invoke(func_name))
         # Fresh copies each time, as a caller's arrays would be: reused ones would stay in the cache.
-        copies = [array.copy() for array in self._arguments(func_name)]
+        values = copy.deepcopy(self._arguments(func_name))
 
         def whole() -> None:
-            self.invoke(func_name, *(array.copy() for array in copies))
+            self.invoke(func_name, *copy.deepcopy(values))
 
         return evaluator(whole)
 
@@ -285,21 +289,21 @@ class VirtualMachine:
     def _params(self, func_name: str) -> tuple[Param, ...]:
         return self._exe.function(func_name).params
 
-    def _arguments(self, func_name: str) -> list[Array]:
+    def _arguments(self, func_name: str) -> list[Any]:
         """The arguments of a function. Raises: MachineError when some are missing; as `set_input`."""
         ready = self._ready.get(func_name) if isinstance(func_name, str) else None
         if ready is not None:
             return ready
         params = self._params(func_name)
-        inputs = self._inputs.get(func_name, [None] * len(params))
-        missing = [param.name for param, array in zip(params, inputs, strict=True) if array is None]
+        inputs = self._inputs.get(func_name, [_UNSET] * len(params))
+        missing = [param.name for param, array in zip(params, inputs, strict=True) if array is _UNSET]
         if missing:
             raise MachineError(f"{func_name} was not given {', '.join(missing)}: call set_input first")
         self._ready[func_name] = ready = _checked(func_name, params, inputs)
         return ready
 
 
-def _checked(func_name: str, params: Sequence[Param], arrays: list[Array]) -> list[Array]:
+def _checked(func_name: str, params: Sequence[Param], arrays: list[Any]) -> list[Any]:
     """The arguments, which must fit the parameters. Raises: ShapeMismatchError."""
     bind(params, {param.name: array for param, array in zip(params, arrays, strict=True)}, func_name)
     return arrays

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +22,14 @@ from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition.memoize import MemoizedConstants, memoizing
 from retune.compiler.graph.region import Region, Shape
 from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.buffers import address
 from retune.compiler.runtime.executor.executors import gpu_count
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.vm.kernel_store import STORE
 from retune.compiler.vm.plan_run import Callee, DeviceRun, PlanRun
 from retune.compiler.vm.resources import BACKGROUND, NEVER, Resources
 from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
+from retune.compiler.vm.values import tensors_of
 
 _log = logging.getLogger(__name__)
 Key = tuple[tuple[Shape, ...], tuple[tuple[str, bytes], ...]]
@@ -91,18 +94,28 @@ class RegionCompiler:
         """What computes a region whose inputs `fixed` are always these arrays; NumPy alone if `is_host`."""
         return partial(self.evaluated, region, fixed) if is_host else SpecializedRegion(region, fixed, self)
 
-    def evaluated(self, region: Region, fixed: Mapping[str, Array], inputs: Sequence[Array]) -> list[Array]:
+    def evaluated(self, region: Region, fixed: Mapping[str, Array], inputs: Sequence[Any]) -> list[Any]:
         """The results of a region by NumPy, in arrays that kernels can read. `inputs` has those that are not `fixed`.
 
         Raises: what `evaluate` raises.
         """
-        arrays = {**dict(zip(_passed(region, fixed), inputs, strict=True)), **fixed}
-        copies = []
-        for result in region.evaluate(arrays, self.constants):
+        values = {**dict(zip(_passed(region, fixed), inputs, strict=True)), **fixed}
+        # What a sequence passes on is not copied: a loop that appends would else take quadratic time.
+        known = {(address(array), array.dtype, array.shape): array for array in tensors_of(inputs)}
+
+        def copied(result: Array) -> Array:
             array, _ = self._resources.allocator.array(result.shape, result.dtype, result.nbytes)
             np.copyto(array, result)
-            copies.append(array)
-        return copies
+            return array
+
+        def kept(result: Array) -> Array:
+            array = known.get((address(result), result.dtype, result.shape)) if result.size else None
+            return copied(result) if array is None else array
+
+        return [
+            tuple(map(kept, result)) if isinstance(result, tuple) else None if result is None else copied(result)
+            for result in region.evaluate(values, self.constants)
+        ]
 
     def tell(self, name: str, shapes: Mapping[str, Shape], error: Exception) -> None:
         """Say, once for each error, that a region could not be compiled."""

@@ -4,7 +4,7 @@ Values are arrays that are dense and aligned to 64 bytes. Arguments of other kin
 array that already fits is used without a copy.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from retune.compiler.core.dtype import is_number
 from retune.compiler.core.errors import MachineError
+from retune.compiler.graph.region import OPTIONAL, TENSOR, Param, RuntimeValue
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.buffers import address, aligned_copy
 from retune.compiler.runtime.ffi.host_array import HostArray
@@ -64,6 +65,37 @@ def argument(value: Any, dtype: str | None = None) -> Array:
     raise MachineError(f"arrays and numbers are arguments, not a {type(value).__name__}")
 
 
+def argument_of(value: Any, param: Param) -> RuntimeValue:
+    """What a caller passes for a parameter: see `argument`; a list of such for a sequence, None for an absent value.
+
+    Raises: MachineError for anything else.
+    """
+    if not param.is_tensor and value is None:
+        return None
+    if param.form in (TENSOR, OPTIONAL):
+        return _argument(value, param)
+    if not isinstance(value, list | tuple) or any(item is None for item in value):
+        given = "one with None in it" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
+        raise MachineError(f"the input {param} takes a list of arrays, not {given}")
+    return tuple(_argument(item, param) for item in value)
+
+
+def _argument(value: Any, param: Param) -> Array:
+    try:
+        return argument(value, param.dtype)
+    except MachineError as error:
+        raise MachineError(f"the input {param}: {error}") from None
+
+
+def tensors_of(values: Iterable[RuntimeValue]) -> Iterator[Array]:
+    """All arrays in some values."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from value
+        elif value is not None:
+            yield value
+
+
 def _number(value: Any, dtype: str | None) -> Array:
     """A number as an array without dimensions; a fraction is none of an integer type."""
     fraction = isinstance(value, (float, np.floating))
@@ -86,21 +118,27 @@ def dense(array: Array) -> Array:
     return native if fits else aligned_copy(native)
 
 
-def result(values: Sequence[Array], inputs: Sequence[Array]) -> "Array | ADT":
-    """What the caller gets of a function's results: arrays have the methods of the FFI's arrays, and share no memory
-    with `inputs` or constants, nor with each other.
+def result(values: Sequence[RuntimeValue], inputs: Sequence[RuntimeValue]) -> Any:
+    """What the caller gets of a function's results: an `ADT`, or the only one. Arrays have the methods of the FFI's
+    arrays, and share no memory with `inputs` or constants, nor with each other; a sequence is a list of them.
     """
-    if len(values) == 1:
-        return _own(values[0], inputs)
+    arrays = tuple(tensors_of(inputs))
+    if len(values) == 1 and isinstance(values[0], np.ndarray):
+        return _own(values[0], arrays)
     # Arrays of one memory that live at a time begin at one address, as one value under two names or in two shapes does.
     addresses: set[int] = set()
-    results = []
-    for value in values:
+
+    def own(value: Array) -> Array:
         start = address(value)
         is_shared = start in addresses and value.size > 0
-        results.append(aligned_copy(value).view(HostArray) if is_shared else _own(value, inputs))
         addresses.add(start)
-    return ADT(TUPLE, tuple(results))
+        return aligned_copy(value).view(HostArray) if is_shared else _own(value, arrays)
+
+    results = tuple(
+        [own(array) for array in value] if isinstance(value, tuple) else None if value is None else own(value)
+        for value in values
+    )
+    return results[0] if len(results) == 1 else ADT(TUPLE, results)
 
 
 def _own(array: Array, inputs: Sequence[Array]) -> Array:
@@ -131,4 +169,6 @@ def described(value: Any) -> str:
     """A value in words."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype.name}{list(value.shape)}"
+    if isinstance(value, tuple):
+        return f"a sequence of {len(value)} arrays"
     return "nothing" if value is None else f"a {type(value).__name__}"

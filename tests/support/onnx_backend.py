@@ -51,16 +51,23 @@ class CompiledModel(BackendRep):
     def run(self, inputs: Sequence[Array] | Mapping[str, Array], **_: Any) -> tuple[Array, ...]:
         """The outputs for arrays of the inputs."""
         pairs = inputs.items() if isinstance(inputs, Mapping) else zip(self._names, inputs, strict=True)
-        named = {name: np.asarray(array) for name, array in pairs}
+        named = {name: _value(value) for name, value in pairs}
         executor = self._executor
         if executor is None:
             found = self._machine.run(**named)
-            return tuple(np.asarray(each) for each in (found if isinstance(found, ADT) else [found]))
+            return tuple(_value(each) for each in (found if isinstance(found, ADT) else [found]))
         for name, array in named.items():
             if executor.get_input_index(name) >= 0:
                 executor.set_input(name, array)
         executor.run()
         return tuple(executor.get_output(index) for index in range(executor.get_num_outputs()))
+
+
+def _value(value: Any) -> Any:
+    """An array, a tuple of arrays, or None for an optional value that is absent."""
+    if isinstance(value, list | tuple):
+        return tuple(map(np.asarray, value))
+    return None if value is None else np.asarray(value)
 
 
 def _is_on_the_host(statement: Statement) -> bool:
@@ -92,7 +99,7 @@ class InterpretedProgram(BackendRep):
         """The outputs for arrays of the inputs."""
         names = [param.name for param in self._program.inputs]
         pairs = inputs.items() if isinstance(inputs, Mapping) else zip(names, inputs, strict=True)
-        return run_program(self._program, {name: np.asarray(array) for name, array in pairs})
+        return run_program(self._program, {name: _value(value) for name, value in pairs})
 
 
 class RetuneBackend(Backend):

@@ -1,6 +1,7 @@
 """Reference interpreter of a `Program`: NumPy, statement by statement. It is the oracle of tests."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from retune.compiler.graph.program import Branch, Call, Function, HostCall, Loop
 from retune.compiler.graph.region import Param, bind
 
 
-def run_program(program: Program, inputs: Mapping[str, Array]) -> tuple[Array, ...]:
+def run_program(program: Program, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
     """Run `program` and return its outputs in order.
 
     Raises: ShapeMismatchError when an array is missing or does not fit: see `bind`.
@@ -46,7 +47,7 @@ def stacked(rows: Sequence[Array], described: Param) -> Array:
     return np.stack(rows)
 
 
-def _run(program: Program, function: Function, arguments: Sequence[Array]) -> tuple[Array, ...]:
+def _run(program: Program, function: Function, arguments: Sequence[Any]) -> tuple[Any, ...]:
     held = {**program.constants, **{p.name: a for p, a in zip(function.params, arguments, strict=True)}}
     for statement in function.body:
         match statement:
@@ -64,7 +65,7 @@ def _run(program: Program, function: Function, arguments: Sequence[Array]) -> tu
     return tuple(held[result.name] for result in function.results)
 
 
-def _loop(program: Program, loop: Loop, held: Mapping[str, Array]) -> dict[str, Array]:
+def _loop(program: Program, loop: Loop, held: Mapping[str, Any]) -> dict[str, Any]:
     function = program.functions[loop.body]
     going = True if loop.condition is None else truth(held[loop.condition], loop.body)
     iterations = None if loop.count is None else _one(held[loop.count], loop.body)

@@ -106,8 +106,13 @@ def _get_element(_: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [node.inputs[0]]
 
 
+def _optional(_: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    return [node.inputs[0] if node.has_input(0) else ""]
+
+
 CONVERTERS: Mapping[str, Converter] = {
     "ConcatFromSequence": _concat,
+    "Optional": _optional,
     "OptionalGetElement": _get_element,
     "OptionalHasElement": _has_element,
     "SequenceAt": _at,
@@ -119,5 +124,5 @@ CONVERTERS: Mapping[str, Converter] = {
     "SplitToSequence": _split,
 }
 
-RESULTS = ("SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SplitToSequence")
-"""Operators whose result is a sequence."""
+RESULTS = ("Optional", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SplitToSequence")
+"""Operators whose result is a sequence or an optional value."""
