@@ -89,6 +89,7 @@ LEDGER_COLUMNS = {
     "resumed": "DOUBLE[]",
     "completed": "DOUBLE",
     "summary": "JSON",
+    "precision": "JSON",
 }
 """The columns of the run ledger, one file per run."""
 
@@ -215,7 +216,8 @@ def _register_objects(connection: "duckdb.DuckDBPyConnection", blobs: BlobStore)
     connection.execute("CREATE VIEW files AS SELECT *, '' AS target_slug, '' AS workload FROM rows")
     connection.register("rounds", _table(all_rounds(blobs), ROUND_COLUMNS))
     runs = [asdict(run) for run in RunLedger(blobs.url).list()]
-    rows = [{**run, "describe": json.dumps(run["describe"]), "summary": json.dumps(run["summary"])} for run in runs]
+    texts = [name for name, kind in LEDGER_COLUMNS.items() if kind == "JSON"]
+    rows = [{**run, **{name: json.dumps(run[name]) for name in texts}} for run in runs]
     connection.register("ledger", _table(rows, LEDGER_COLUMNS))
 
 

@@ -74,6 +74,21 @@ RUNS = View(
     """,
 )
 
+LAYERS = View(
+    "layers",
+    "a layer of a run with `--precision`: its precision, its seconds in float32 and in that, and its error alone",
+    """
+    SELECT run_id, "describe" ->> 'network' AS network,
+      layer ->> 'name' AS layer,
+      layer ->> 'op' AS op,
+      layer ->> 'precision' AS precision,
+      try_cast(layer ->> 'float32_seconds' AS DOUBLE) AS float32_seconds,
+      try_cast(layer ->> 'seconds' AS DOUBLE) AS seconds,
+      try_cast(layer ->> 'error' AS DOUBLE) AS error
+    FROM (SELECT run_id, "describe", unnest(from_json("precision" -> 'layers', '["JSON"]')) AS layer FROM ledger)
+    """,
+)
+
 PROGRESS = View(
     "progress",
     "a trial of a task in a run, numbered from 1, with the best so far",
@@ -162,5 +177,5 @@ GAIN = View(
     """,
 )
 
-VIEWS = (RECORDS, CONFIRMATIONS, BEST, RUNS, PROGRESS, CALIBRATION, FAILURES, DRIFT, GAIN)
+VIEWS = (RECORDS, CONFIRMATIONS, BEST, RUNS, LAYERS, PROGRESS, CALIBRATION, FAILURES, DRIFT, GAIN)
 """In the order of their creation."""

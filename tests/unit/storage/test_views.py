@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from retune.storage.query import connect, run_query
+from retune.storage.runs import RunLedger
 from retune.storage.views import VIEWS
 from tests.support.record_samples import DAY, write_store
 
@@ -59,6 +60,23 @@ def test_gain_is_per_minute(home: Path) -> None:
 def test_runs_say_what_came_of_them(home: Path) -> None:
     _, rows = run_query(home, "SELECT run_id, network, completed IS NULL, trials, tuned_seconds FROM runs ORDER BY 1")
     assert rows == [("A", "mlp", False, 5, 2e-3), ("B", "mlp", True, None, None)]
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_layers_say_which_precision_each_got(tmp_path: Path, scheme: str) -> None:
+    store = f"{scheme}{tmp_path}"
+    ledger = RunLedger(store)
+    layers = [
+        {"name": "conv", "op": "conv2d", "precision": "int8", "float32_seconds": 3e-3, "seconds": 1e-3, "error": 0.01}
+    ]
+    layers += [{"name": "head", "op": "dense", "precision": "float32", "float32_seconds": 2e-3, "seconds": None}]
+    with ledger.open_or_resume("f", {"network": "net", "precision": "auto"}) as run:
+        ledger.set_precision(run.run_id, {"precision": "auto", "layers": layers})
+    with ledger.open_or_resume("g", {"network": "other"}):
+        pass
+    sql = "SELECT layer, op, precision, float32_seconds / seconds AS speedup, error FROM layers WHERE network = 'net'"
+    assert run_query(store, sql)[1] == [("conv", "conv2d", "int8", 3.0, 0.01), ("head", "dense", "float32", None, None)]
+    assert run_query(store, "SELECT count(*) FROM layers")[1] == [(2,)]
 
 
 def test_an_empty_store_has_all_views(tmp_path: Path) -> None:
