@@ -1,7 +1,7 @@
 """Compiles forms of one network, runs them on samples, and times their kernels in place."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from retune.compiler.driver.compile_network import (
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.precision.assign import OPERAND_OF, Assign
-from retune.compiler.graph.precision.layers import Assignment
+from retune.compiler.graph.precision.layers import Assignment, layers_of, values_read
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.executor.executors import executor_of
@@ -26,6 +26,8 @@ from retune.compiler.tune.precision.samples import Sample
 
 _ROUNDS = 4
 """How often each form is timed, in turn, so that a noisy moment hits all forms alike."""
+_KEPT_BYTES = 2 << 30
+"""Of the constants of compiled forms that are kept: a choice is run, timed, and timed again."""
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class Bench:
     best: Mapping[str, TaskProgram] = field(default_factory=dict)
     kernels: dict[tuple[str, str], KernelArtifact] = field(default_factory=dict)
     _exact: GraphExecutor | None = None
+    _forms: list[tuple[Assignment, GraphExecutor]] = field(default_factory=list)
+    _observer: tuple[tuple[str, ...], GraphExecutor] | None = None
 
     def compile(self, graph: Graph) -> GraphExecutor:
         """An executor of a graph before the passes."""
@@ -48,13 +52,32 @@ class Bench:
         return executor_of(extracted.compile(self.best, build=self._build, metadata={}), self.threads)
 
     def compile_form(self, assignment: Assignment) -> GraphExecutor:
-        """An executor of the network with layers in the precisions of `assignment`."""
-        return self.compile(Assign(assignment).apply(self.graph))
+        """An executor of the network with layers in the precisions of `assignment`. The last ones are kept."""
+        for number, (known, executor) in enumerate(self._forms):
+            if known == assignment:
+                self._forms.append(self._forms.pop(number))
+                return executor
+        executor = self.compile(Assign(assignment).apply(self.graph))
+        self._forms.append((assignment, executor))
+        while len(self._forms) > 1 and sum(_constant_bytes(kept) for _, kept in self._forms) > _KEPT_BYTES:
+            del self._forms[0]
+        return executor
 
     def float32(self) -> GraphExecutor:
         """An executor of the network in float32, which is compiled once."""
         self._exact = self._exact or self.compile_form(Assignment())
         return self._exact
+
+    def observe(self, sample: Sample) -> dict[str, Array]:
+        """What layers read and compute in float32, and what the operands are moved from, by name of the value."""
+        if self._observer is None:
+            layers, fed = layers_of(self.graph), {value.name for value in self.graph.inputs}
+            read = (*(name for layer in layers for name in layer.operands), *values_read(self.graph))
+            names = dict.fromkeys((*self.graph.outputs, *read, *(layer.name for layer in layers)))
+            outputs = tuple(name for name in names if name not in fed or name in self.graph.outputs)
+            self._observer = outputs, self.compile(replace(self.graph, outputs=outputs))
+        outputs, executor = self._observer
+        return {**sample, **dict(zip(outputs, run(executor, sample), strict=True))}
 
     def _build(self, programs: Sequence[ChosenProgram]) -> list[KernelArtifact | BuildError]:
         built = reuse_kernels(self.kernels, build_in_parallel)(programs)
@@ -62,6 +85,10 @@ class Bench:
             if isinstance(kernel, KernelArtifact):
                 self.kernels[program.task.workload_key, dump_steps(program.steps)] = kernel
         return list(built)
+
+
+def _constant_bytes(executor: GraphExecutor) -> int:
+    return sum(array.nbytes for array in executor.network.constants.values())
 
 
 def run(executor: GraphExecutor, sample: Sample) -> list[Array]:

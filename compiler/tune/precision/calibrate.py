@@ -6,13 +6,13 @@ min-max       all values
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from retune.compiler.graph.precision.layers import values_read
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.tune.precision.bench import Bench, run
+from retune.compiler.tune.precision.bench import Bench
 from retune.compiler.tune.precision.samples import Sample
 
 METHODS = ("min-max", "percentile", "least-error")
@@ -41,7 +41,11 @@ class _Histogram:
     def add(self, array: Array) -> None:
         if self.low > self.high:
             return
-        counts = np.histogram(array, _BINS, (self.low, self.high if self.high > self.low else self.low + 1.0))[0]
+        # np.histogram takes five times as long.
+        width = (self.high - self.low if self.high > self.low else 1.0) / _BINS
+        with np.errstate(over="ignore"):
+            bins = (array[np.isfinite(array)] - np.float32(self.low)) * np.float32(1.0 / width)
+        counts = np.bincount(np.minimum(bins, _BINS - 1).astype(np.intp), minlength=_BINS)
         self.counts = counts if self.counts is None else self.counts + counts
 
     def range(self, method: str) -> tuple[float, float]:
@@ -71,15 +75,11 @@ class _Histogram:
 
 def collect_ranges(bench: Bench, samples: Sequence[Sample]) -> dict[str, Ranges]:
     """The ranges by each of METHODS."""
-    fed = {value.name for value in bench.graph.inputs}
     wanted = values_read(bench.graph)
-    computed = tuple(name for name in wanted if name not in fed)
-    outputs = (*(name for name in bench.graph.outputs if name not in computed), *computed)
-    executor = bench.compile(replace(bench.graph, outputs=outputs))
     histograms = {name: _Histogram() for name in wanted}
     for step in (_Histogram.widen, _Histogram.add):
         for sample in samples:
-            values = {**sample, **dict(zip(outputs, run(executor, sample), strict=True))}
+            values = bench.observe(sample)
             for name, histogram in histograms.items():
                 step(histogram, values[name])
     return {method: {name: each.range(method) for name, each in histograms.items()} for method in METHODS}

@@ -18,32 +18,24 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import made_for
 from retune.compiler.graph.precision.layers import (
     FLOAT32,
-    FORMS,
     INT8,
-    Assignment,
-    Layer,
     is_quantized,
     layers_of,
 )
 from retune.compiler.measure.processes.device_lock import device_lock
 from retune.compiler.measure.record import TaskProgram
-from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.runtime.executor.network import check_cpu
 from retune.compiler.tune.extract import ImportedNetwork
-from retune.compiler.tune.precision.bench import Bench, kernels_together, run, seconds_in_turn, times_of_layers
-from retune.compiler.tune.precision.calibrate import METHODS, Ranges, collect_ranges
-from retune.compiler.tune.precision.errors import error_of, require_measurable
+from retune.compiler.tune.precision.bench import Bench, seconds_in_turn, times_of_layers
+from retune.compiler.tune.precision.costs import LEAST_GAIN, Costs
+from retune.compiler.tune.precision.errors import require_measurable
 from retune.compiler.tune.precision.knapsack import Option, choose_options
 from retune.compiler.tune.precision.request import AUTO, LayerChoice, PrecisionChoice, PrecisionRequest
-from retune.compiler.tune.precision.samples import Sample, hold_out, read_samples
-from retune.compiler.tune.precision.sensitivity import Sensitivity, Unit, units_of
+from retune.compiler.tune.precision.samples import hold_out, read_samples
+from retune.compiler.tune.precision.sensitivity import Unit
 
-_LEAST_GAIN = 0.97
-"""A form must take at most this share of the time in float32; less is within the noise of timing."""
 _ATTEMPTS = 5
 """Choices that are compiled before layers are repaired."""
-_SENSED = 2
-"""Samples that errors of single layers are measured on."""
 _MARGIN = 0.9
 """Share of the tolerance that `auto` uses: errors on other inputs, and of tuned programs, differ from the measured."""
 _CURVE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -78,8 +70,9 @@ def choose_for_network(
     return choose(Bench(network.prepared(), here, threads, winograd, best), request, seed)
 
 
-def choose(bench: Bench, request: PrecisionRequest, seed: int = 0) -> PrecisionChoice:
-    """The precision of every layer of the network of `bench`.
+def choose(bench: Bench, request: PrecisionRequest, seed: int = 0, costs: Costs | None = None) -> PrecisionChoice:
+    """The precision of every layer of the network of `bench`. `costs` are those that `costs_of` gave for the samples
+    and the metric of the request, where several tolerances are asked for.
 
     A network with int8 in it is taken as it is, and `note` says so. Raises: OptionError for samples that do not fit.
     """
@@ -91,37 +84,23 @@ def choose(bench: Bench, request: PrecisionRequest, seed: int = 0) -> PrecisionC
         return replace(made, note=f"{bench.graph.name} has no products or convolutions in float32")
     if any(value.dtype == "float32" and not value.size for value in bench.graph.values.values()):
         return replace(made, note=f"{bench.graph.name} has values without elements: it stays in float32")
-    samples, held_out = hold_out(read_samples(request.calibrate, bench.graph.inputs, seed))
+    costs = costs or costs_of(bench, request, seed)
     made = replace(made, warning="" if request.calibrate is not None else _RANDOM.format(bench.graph.name))
-    require_measurable(request.metric, [run(bench.float32(), sample) for sample in held_out])
     if request.precision == AUTO:
-        return _Auto(bench, request, made, layers, samples, held_out).choose()
-    chosen = [layer.name for layer in layers if request.precision in layer.forms]
-    assignment = Assignment(dict.fromkeys(chosen, request.precision))
-    if request.precision == INT8:
-        assignment = Assignment(assignment.layers, _best_ranges(bench, assignment, request, samples))
-    error = _error(bench, assignment, request, held_out)
-    rows = tuple(LayerChoice(layer.name, layer.op, assignment.layers.get(layer.name, FLOAT32)) for layer in layers)
-    return replace(made, layers=rows, ranges=assignment.ranges, error=error)
+        return _Auto(costs, request.allowed, made).choose()
+    chosen = costs.all_in(request.precision)
+    rows = tuple(LayerChoice(layer.name, layer.op, chosen.get(layer.name, FLOAT32)) for layer in layers)
+    ranges = costs.ranges if request.precision == INT8 else {}
+    return replace(made, layers=rows, ranges=ranges, error=costs.error(chosen))
 
 
-def _error(bench: Bench, assignment: Assignment, request: PrecisionRequest, samples: Sequence[Sample]) -> float:
-    """The error at the outputs of a network with an assignment."""
-    made, exact = bench.compile_form(assignment), bench.float32()
-    pairs = [(run(made, sample), run(exact, sample)) for sample in samples]
-    return error_of(request.metric, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
-
-
-def _best_ranges(bench: Bench, assignment: Assignment, request: PrecisionRequest, samples: Sequence[Sample]) -> Ranges:
-    """The ranges of the method with the least mean error at the outputs."""
-    by_method = collect_ranges(bench, samples)
-    metric = request.metric if callable(request.metric) else "mean"
-    request = replace(request, metric=metric)
-    errors = {
-        method: _error(bench, Assignment(assignment.layers, by_method[method]), request, samples[:_SENSED])
-        for method in METHODS
-    }
-    return by_method[min(METHODS, key=lambda method: errors[method])]
+def costs_of(bench: Bench, request: PrecisionRequest, seed: int = 0) -> Costs:
+    """What the layers cost in each precision, on the samples of the request. Raises: OptionError for samples that do
+    not fit, or that tell nothing.
+    """
+    costs = Costs(bench, request.metric, *hold_out(read_samples(request.calibrate, bench.graph.inputs, seed)))
+    require_measurable(request.metric, costs.reference)
+    return costs
 
 
 _RANDOM = (
@@ -131,70 +110,36 @@ _RANDOM = (
 
 @dataclass(slots=True)
 class _Auto:
-    """The search for the fastest assignment within the tolerance."""
+    """The search for the fastest assignment whose error is within `allowed`."""
 
-    bench: Bench
-    request: PrecisionRequest
+    costs: Costs
+    allowed: float
     made: PrecisionChoice
-    layers: Sequence[Layer]
-    samples: Sequence[Sample]
-    held_out: Sequence[Sample]
-    ranges: Ranges = field(default_factory=dict)
-    times: dict[str, dict[str, float]] = field(default_factory=dict)
-    errors: dict[tuple[Unit, str], float] = field(default_factory=dict)
     options: list[tuple[Unit, list[str]]] = field(default_factory=list)
 
     def choose(self) -> PrecisionChoice:
-        names = [layer.name for layer in self.layers]
-        whole = Assignment({layer.name: INT8 for layer in self.layers if INT8 in layer.forms})
-        self.ranges = _best_ranges(self.bench, whole, self.request, self.samples)
-        executors = {form: self._executor(self._all_in(form)) for form in (FLOAT32, *FORMS)}
-        with device_lock():
-            self.times = times_of_layers(executors, names)
-        units = units_of(self.layers, kernels_together(executors, names))
-        del executors
-        faster = {form: [unit for unit in units if self._is_faster(unit, form)] for form in FORMS}
-        faster = {form: its for form, its in faster.items() if its}
+        faster = self.costs.faster
         if not faster:
             return self._float32("no layer is faster in bfloat16 or int8 than in float32 here")
-        sensed = self.request.metric if self.request.metric in ("largest", "mean", "cosine") else "mean"
-        self.errors = Sensitivity(self.bench, self.ranges, sensed, self.samples[-_SENSED:]).measure(faster)
-        self.options = [(unit, [form for form in faster if unit in faster[form]]) for unit in units]
-        best = self._fastest([self._within_tolerance(), *self._wholes(faster)])
+        self.options = [(unit, [form for form in faster if unit in faster[form]]) for unit in self.costs.units]
+        best = self._fastest([self._within_tolerance(), *self._wholes()])
         if not best:
-            limit = f"{100 * self.request.allowed:.3g}%"
+            limit = f"{100 * self.allowed:.3g}%"
             return self._float32(f"no layer can leave float32 within the tolerance of {limit} ({self.made.metric})")
         return self._confirmed(best)
 
     @property
     def _limit(self) -> float:
         """The largest error on held-out samples."""
-        return _MARGIN * self.request.allowed
-
-    def _all_in(self, form: str) -> dict[str, str]:
-        return {layer.name: form for layer in self.layers if form in layer.forms}
-
-    def _executor(self, layers: Mapping[str, str]) -> GraphExecutor:
-        return self.bench.compile_form(Assignment(layers, self.ranges))
-
-    def _seconds(self, unit: Unit, form: str) -> float:
-        return sum(self.times[form].get(layer, 0.0) for layer in unit)
-
-    def _is_faster(self, unit: Unit, form: str) -> bool:
-        """Whether all layers of a unit have the form, and are faster in it."""
-        has_it = all(form in layer.forms for layer in self.layers if layer.name in unit)
-        return has_it and self._seconds(unit, form) < _LEAST_GAIN * self._seconds(unit, FLOAT32)
+        return _MARGIN * self.allowed
 
     def _solve(self, limit: float) -> dict[Unit, str]:
         """The fastest choice whose errors are predicted to stay within `limit`. Independent errors add in squares; 1 -
         cosine grows with the square of an error, and adds as it is.
         """
-        power = 1.0 if self.request.metric == "cosine" else 2.0
+        power = 1.0 if self.costs.metric == "cosine" else 2.0
         groups = [
-            [
-                Option(self._seconds(unit, FLOAT32) - self._seconds(unit, form), self.errors[unit, form] ** power)
-                for form in forms
-            ]
+            [Option(self._saved({unit: form}), self.costs.unit_errors[unit, form] ** power) for form in forms]
             for unit, forms in self.options
         ]
         chosen = choose_options(groups, limit**power)
@@ -205,10 +150,11 @@ class _Auto:
         return {layer: form for unit, form in chosen.items() for layer in unit}
 
     def _measure(self, chosen: Mapping[Unit, str]) -> float:
-        return _error(self.bench, Assignment(self._layers_in(chosen), self.ranges), self.request, self.held_out)
+        return self.costs.error(self._layers_in(chosen))
 
     def _saved(self, chosen: Mapping[Unit, str]) -> float:
-        return sum(self._seconds(unit, FLOAT32) - self._seconds(unit, form) for unit, form in chosen.items())
+        seconds = self.costs.seconds
+        return sum(seconds(unit, FLOAT32) - seconds(unit, form) for unit, form in chosen.items())
 
     def _within_tolerance(self) -> dict[Unit, str]:
         """The choice that saves most among those whose measured error is within the tolerance; empty if none is."""
@@ -230,11 +176,11 @@ class _Auto:
             limit = math.sqrt(low * high) if is_between else limit * (2.0 if error <= allowed else 0.5)
         return best or self._repaired(last)
 
-    def _wholes(self, faster: Mapping[str, Sequence[Unit]]) -> list[dict[Unit, str]]:
+    def _wholes(self) -> list[dict[Unit, str]]:
         """All layers that are faster in one form, for each form whose measured error is within the tolerance: less is
         converted between layers than times of single layers tell.
         """
-        wholes = [dict.fromkeys(units, form) for form, units in faster.items()]
+        wholes = [dict.fromkeys(units, form) for form, units in self.costs.faster.items()]
         return [whole for whole in wholes if self._measure(whole) <= self._limit]
 
     def _fastest(self, choices: Sequence[dict[Unit, str]]) -> dict[Unit, str]:
@@ -242,7 +188,7 @@ class _Auto:
         different = [choice for number, choice in enumerate(choices) if choice and choice not in choices[:number]]
         if len(different) < 2:
             return different[0] if different else {}
-        executors = [self._executor(self._layers_in(choice)) for choice in different]
+        executors = [self.costs.executor(self._layers_in(choice)) for choice in different]
         with device_lock():
             seconds = seconds_in_turn(executors)
         return different[seconds.index(min(seconds))]
@@ -253,7 +199,7 @@ class _Auto:
         """
         left, count = dict(chosen), 1
         while left:
-            for unit in sorted(left, key=lambda unit: -self.errors[unit, left[unit]])[:count]:
+            for unit in sorted(left, key=lambda unit: -self.costs.unit_errors[unit, left[unit]])[:count]:
                 left.pop(unit)
             count *= 2
             if left and self._measure(left) <= self._limit:
@@ -262,21 +208,22 @@ class _Auto:
 
     def _confirmed(self, chosen: dict[Unit, str]) -> PrecisionChoice:
         """The choice, timed beside float32: layers that are slower in it become float32 while the tolerance holds."""
+        names = [layer.name for layer in self.costs.layers]
         for _ in range(_ATTEMPTS):
-            executors = {FLOAT32: self._executor({}), AUTO: self._executor(self._layers_in(chosen))}
-            names = [layer.name for layer in self.layers]
+            executors = {FLOAT32: self.costs.executor({}), AUTO: self.costs.executor(self._layers_in(chosen))}
             with device_lock():
                 times = times_of_layers(executors, names)
             slower = [
                 unit
                 for unit in chosen
-                if _LEAST_GAIN * sum(times[AUTO].get(layer, 0.0) for layer in unit)
+                if LEAST_GAIN * sum(times[AUTO].get(layer, 0.0) for layer in unit)
                 > sum(times[FLOAT32].get(layer, 0.0) for layer in unit)
             ]
             left = {unit: form for unit, form in chosen.items() if unit not in slower}
             if not slower or not left or self._measure(left) > self._limit:
                 break
             chosen = left
+        executors[AUTO] = self.costs.executor(self._layers_in(chosen))
         with device_lock():
             seconds = dict(zip(executors, seconds_in_turn(list(executors.values())), strict=True))
         if seconds[AUTO] >= seconds[FLOAT32] or not chosen:
@@ -288,16 +235,16 @@ class _Auto:
     ) -> PrecisionChoice:
         forms, unit_of = self._layers_in(chosen), {layer: unit for unit in chosen for layer in unit}
         rows = []
-        for layer in self.layers:
+        for layer in self.costs.layers:
             form = forms.get(layer.name, FLOAT32)
-            error = self.errors[unit_of[layer.name], form] if form != FLOAT32 else 0.0
+            error = self.costs.unit_errors[unit_of[layer.name], form] if form != FLOAT32 else 0.0
             took = [times[kind].get(layer.name) for kind in (FLOAT32, AUTO)]
             rows.append(LayerChoice(layer.name, layer.op, form, took[0], took[1], error))
         error = self._measure(chosen)
         return replace(
             self.made,
             layers=tuple(rows),
-            ranges={name: self.ranges[name] for name in self.ranges if INT8 in forms.values()},
+            ranges=self.costs.ranges if INT8 in forms.values() else {},
             error=error,
             float32_seconds=seconds[FLOAT32],
             seconds=seconds[AUTO],
@@ -306,13 +253,12 @@ class _Auto:
 
     def _curve(self, error: float, chosen: Mapping[Unit, str], whole: float) -> tuple[tuple[float, float], ...]:
         """Predicted seconds of the network at other tolerances; predicted errors are scaled by the measured error."""
-        power = 1.0 if self.request.metric == "cosine" else 2.0
-        predicted = sum(self.errors[unit, form] ** power for unit, form in chosen.items()) ** (1 / power)
+        power = 1.0 if self.costs.metric == "cosine" else 2.0
+        predicted = sum(self.costs.unit_errors[unit, form] ** power for unit, form in chosen.items()) ** (1 / power)
         scale = predicted / error if error > 0.0 else 1.0
         return tuple((tolerance, max(whole - self._saved(self._solve(tolerance * scale)), 0.0)) for tolerance in _CURVE)
 
     def _float32(self, note: str) -> PrecisionChoice:
-        rows = tuple(
-            LayerChoice(layer.name, layer.op, FLOAT32, self.times[FLOAT32].get(layer.name)) for layer in self.layers
-        )
-        return replace(self.made, layers=rows, note=f"{self.bench.graph.name} stays in float32: {note}")
+        seconds, name = self.costs.times[FLOAT32], self.costs.bench.graph.name
+        rows = tuple(LayerChoice(layer.name, layer.op, FLOAT32, seconds.get(layer.name)) for layer in self.costs.layers)
+        return replace(self.made, layers=rows, note=f"{name} stays in float32: {note}")

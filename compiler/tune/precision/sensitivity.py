@@ -14,7 +14,6 @@ from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node, Value
 from retune.compiler.graph.precision.assign import Assign
 from retune.compiler.graph.precision.layers import Assignment, Layer
-from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.tune.precision.bench import Bench, run
 from retune.compiler.tune.precision.calibrate import Ranges
@@ -108,14 +107,15 @@ class Sensitivity:
         for name in layers:
             zeros[_ADDED + name] = np.zeros(graph.values[name].shape, np.float32)
         executor.set_input(**zeros)
-        operands = self._operands(layers)
+        observed = [self.bench.observe(sample) for sample in self.samples]
         worst: dict[tuple[Unit, str], float] = {}
         for form, units in forms.items():
             own = list(dict.fromkeys(layer for unit in units for layer in unit))
-            apart = self._apart(own, form), self._apart(own, "float32")
-            for sample, values in zip(self.samples, operands, strict=True):
+            apart, operands = self._apart(own, form)
+            for sample, values in zip(self.samples, observed, strict=True):
                 reference = run(executor, sample)
-                errors = _differences(apart, own, values)
+                results = run(apart, {new: values[name] for new, name in operands.items()})
+                errors = {layer: result - values[layer] for layer, result in zip(own, results, strict=True)}
                 for unit in units:
                     added = {_ADDED + layer: errors[layer] for layer in unit}
                     outputs = run(executor, {**sample, **added})
@@ -124,29 +124,8 @@ class Sensitivity:
                     worst[unit, form] = max(error, worst.get((unit, form), 0.0))
         return worst
 
-    def _operands(self, layers: Sequence[str]) -> list[dict[str, Array]]:
-        """The operands of layers in float32, for each sample."""
-        graph, producers = self.bench.graph, self.bench.graph.producers()
-        read = dict.fromkeys(
-            name for layer in layers for name in producers[layer].inputs if name not in graph.constants
-        )
-        fed = {value.name for value in graph.inputs}
-        outputs = (*graph.outputs, *(name for name in read if name not in fed and name not in graph.outputs))
-        executor = self.bench.compile(
-            Graph(graph.name, graph.inputs, outputs, graph.nodes, dict(graph.constants), graph.values)
-        )
-        return [{**sample, **dict(zip(outputs, run(executor, sample), strict=True))} for sample in self.samples]
-
     def _apart(self, layers: Sequence[str], form: str) -> tuple[GraphExecutor, dict[str, str]]:
         graph, operands = layers_apart(self.bench.graph, layers)
         ranges = {new: self.ranges[name] for new, name in operands.items() if name in self.ranges}
         assignment = Assignment(dict.fromkeys(layers, form), ranges)
         return self.bench.compile(Assign(assignment).apply(graph)), operands
-
-
-def _differences(
-    apart: tuple[tuple[GraphExecutor, dict[str, str]], ...], layers: Sequence[str], values: Mapping[str, Array]
-) -> dict[str, Array]:
-    """What the results of layers in a precision differ by from those in float32."""
-    made, exact = (run(executor, {new: values[name] for new, name in operands.items()}) for executor, operands in apart)
-    return {layer: rounded - wanted for layer, rounded, wanted in zip(layers, made, exact, strict=True)}

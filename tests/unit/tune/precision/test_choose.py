@@ -17,6 +17,7 @@ from retune.compiler.graph.precision.assign import Assign
 from retune.compiler.graph.precision.layers import BFLOAT16, DYNAMIC, FLOAT32, INT8, Assignment
 from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.precision import choose as module
+from retune.compiler.tune.precision import costs as costs_module
 from retune.compiler.tune.precision.bench import Bench, owners_of, run, times_of_layers
 from retune.compiler.tune.precision.choose import choose, choose_for_network
 from retune.compiler.tune.precision.request import PrecisionChoice, PrecisionRequest
@@ -36,7 +37,8 @@ def network() -> Graph:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(module, "device_lock", nullcontext)  # tests do not wait for what is measured meanwhile
+    for part in (module, costs_module):
+        monkeypatch.setattr(part, "device_lock", nullcontext)  # tests do not wait for what is measured meanwhile
     return Bench(network(), Target.host(), 1)
 
 
@@ -51,6 +53,11 @@ def of_form(executor: Any) -> str:
     return INT8 if dtypes & {"int8", "uint8"} else BFLOAT16 if "bfloat16" in dtypes else FLOAT32
 
 
+def set_times_of_layers(monkeypatch: pytest.MonkeyPatch, times: Any) -> None:
+    for part in (module, costs_module):
+        monkeypatch.setattr(part, "times_of_layers", times)
+
+
 @pytest.fixture
 def set_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers take the times in SPEED; a network takes less the more bytes or halves it has."""
@@ -58,7 +65,7 @@ def set_times(monkeypatch: pytest.MonkeyPatch) -> None:
     def times(forms: Mapping[str, Any], layers: Sequence[str]) -> dict[str, dict[str, float]]:
         return {form: dict.fromkeys(layers, SPEED.get(form, 1.0)) for form in forms}
 
-    monkeypatch.setattr(module, "times_of_layers", times)
+    set_times_of_layers(monkeypatch, times)
 
     def seconds(executors: Sequence[Any]) -> list[float]:
         return [SPEED[of_form(executor)] for executor in executors]
@@ -106,8 +113,8 @@ def test_auto_takes_one_form_where_a_mixture_is_slower(bench: Bench, monkeypatch
         dtypes = [{buffer.dtype for buffer in executor.network.plan.buffers} for executor in executors]
         return [3.0 if each >= {"uint8", "bfloat16"} else 2.0 if "bfloat16" in each else 4.0 for each in dtypes]
 
-    monkeypatch.setattr(module, "FORMS", (BFLOAT16, INT8))
-    monkeypatch.setattr(module, "times_of_layers", times)
+    monkeypatch.setattr(costs_module, "FORMS", (BFLOAT16, INT8))
+    set_times_of_layers(monkeypatch, times)
     monkeypatch.setattr(module, "seconds_in_turn", seconds)
     chosen = choose(bench, PrecisionRequest("auto", 0.3, calibrate=samples()))
     assert [layer.precision for layer in chosen.layers] == [BFLOAT16] * 3
@@ -123,7 +130,7 @@ def test_auto_returns_float32_where_nothing_is_faster(bench: Bench, monkeypatch:
     def times(forms: Mapping[str, Any], layers: Sequence[str]) -> dict[str, dict[str, float]]:
         return {form: dict.fromkeys(layers, 1.0) for form in forms}
 
-    monkeypatch.setattr(module, "times_of_layers", times)
+    set_times_of_layers(monkeypatch, times)
     chosen = choose(bench, PrecisionRequest("auto", 0.3, calibrate=samples()))
     assert chosen.note == "mlp stays in float32: no layer is faster in bfloat16 or int8 than in float32 here"
 
