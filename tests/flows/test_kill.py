@@ -3,8 +3,10 @@ on.
 """
 
 import json
+import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,35 @@ def test_a_killed_run_goes_on_and_nothing_is_lost_or_measured_twice(tmp_path: Pa
     report = json.loads((home / "runs" / run.run_id / "report.json").read_text())
     assert report["is_right"]
     assert report["trials"] == TRIALS
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("prefect_api")
+def test_a_run_killed_around_its_choice_of_precisions_goes_on_with_one_choice(tmp_path: Path) -> None:
+    home, log = tmp_path / "state", tmp_path / "log.txt"
+    network, api = write_mlp(tmp_path / "small.onnx", (128, 256, 64)), PREFECT_API_URL.value()
+    options = "--precision", "auto", "--tolerance", "0.1"
+
+    def kill_at(is_reached: Callable[[], bool]) -> None:
+        with started(network, home, log, api, options) as process:
+            limit = time.monotonic() + PATIENCE_SECONDS
+            while not is_reached() and process.poll() is None and time.monotonic() < limit:
+                time.sleep(0.02)
+            assert process.poll() is None, log.read_text()
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+    kill_at(lambda: log.exists() and "choosing precisions" in log.read_text())
+    (run,) = RunLedger(home).list()
+    assert run.precision is None
+    kill_at(lambda: RunLedger(home).get(run.run_id).precision is not None)
+    chosen = RunLedger(home).get(run.run_id).precision
+    with started(network, home, log, api, options) as process:
+        assert process.wait(PATIENCE_SECONDS) == 0, log.read_text()
+    (done,) = RunLedger(home).list()
+    assert done.is_complete
+    assert (done.run_id, done.precision) == (run.run_id, chosen)
+    assert not list(home.rglob("*.tmp*"))
 
 
 @pytest.mark.long

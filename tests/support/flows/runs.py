@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,8 +22,8 @@ _STATE_FOLDER = "TESTED_STATE_FOLDER"
 PATIENCE_SECONDS = 240.0
 
 
-def command(network: Path, home: Path) -> list[str]:
-    options = ["--trials", str(TRIALS), "--threads", "1", "--store", str(home)]
+def command(network: Path, home: Path, more: Sequence[str] = ()) -> list[str]:
+    options = ["--trials", str(TRIALS), "--threads", "1", "--store", str(home), *more]
     return [
         sys.executable,
         "-P",
@@ -45,11 +45,13 @@ def environment_on(home: Path, **extra: str) -> dict[str, str]:
 
 
 @contextmanager
-def started(network: Path, home: Path, log: Path, api: str | None) -> Iterator["subprocess.Popen[bytes]"]:
-    """The command in its own process; with `api`, on that Prefect server, else on an embedded one."""
+def started(
+    network: Path, home: Path, log: Path, api: str | None, more: Sequence[str] = ()
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """The command, with `more` options, in its own process; on the Prefect server `api`, or else an embedded one."""
     environment = environment_on(home, **({"PREFECT_API_URL": api} if api else {}))
     with log.open("ab") as stream:
-        process = subprocess.Popen(command(network, home), stdout=stream, stderr=stream, env=environment)
+        process = subprocess.Popen(command(network, home, more), stdout=stream, stderr=stream, env=environment)
     try:
         yield process
     finally:
