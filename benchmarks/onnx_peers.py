@@ -17,6 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from retune.compiler.core.errors import MeasureError
+from retune.compiler.tune.openvino import OpenVino
 
 IREE, MNN, NCNN = "iree", "mnn", "ncnn"
 
@@ -39,6 +40,11 @@ class OnnxPeer(Protocol):
 def installed() -> tuple[str, ...]:
     """The peers that can be used here."""
     return tuple(name for name, modules in _MODULES.items() if all(map(_is_found, modules)))
+
+
+def load_in_openvino(path: str, threads: int) -> None:
+    """Load a file in OpenVINO, which ends the process by a signal for some: call it in a worker process."""
+    OpenVino(path, threads)
 
 
 def load(backend: str, path: Path, inputs: Arrays, threads: int) -> OnnxPeer:

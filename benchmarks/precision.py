@@ -1,48 +1,52 @@
 """Latency and error of networks in float32, bfloat16, int8 and `auto`, next to ONNX Runtime and OpenVINO.
 
     python -m benchmarks.precision [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--packages FOLDER]
+        [--passes N]
 
 Every form is compiled untuned, and with `--seconds` tuned for so long (0 by default). Forms are `float32`, `bfloat16`,
-`int8`, and `auto` at 0.5% and 1% of the largest output. Peers are ONNX Runtime in float32, OpenVINO as it comes
-(bfloat16 where the CPU has it), and both on the QDQ file that ONNX Runtime's quantizer makes of the same samples
-(unsigned activations, a scale per channel of the signed weights). All run interleaved in one process. The error is the
-largest difference from ONNX Runtime in float32 on held-out samples, relative to the largest output, `mean_error` the
-mean difference relative to the mean output.
+`int8`, and `auto` at 0.5% and 1% of the largest output; the untuned ones share kernels and what `auto` measures. Peers
+are ONNX Runtime in float32, OpenVINO as it comes (bfloat16 where the CPU has it), and both on the QDQ file that ONNX
+Runtime's quantizer makes of the same samples (unsigned activations, a scale per channel of the signed weights). Each
+network has a process of its own, in which all run interleaved. The error is the largest difference from ONNX Runtime in
+float32 on held-out samples, relative to the largest output, `mean_error` the mean difference relative to the mean
+output; `make_seconds` is how long a form or peer took to make. A network whose lines are all in `--out` is left out, so
+a run that was interrupted goes on.
 
 Networks with random weights have easy ranges. In transformers one column in 128 of every matrix of weights is larger,
 by a seeded factor between 4 and 16. `--packages` names the folder of `benchmarks.packaged_models`: trained networks in
 packages are measured on smooth images with rectangles.
 """
 
+import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quant_pre_process, quantize_static
 
 import retune
-from benchmarks import zoo
-from benchmarks.harness import Figure, Run, interleaved, parse
+from benchmarks.harness import Figure, interleaved, parse
+from benchmarks.precision_networks import IMAGES, PACKAGED, TRANSFORMERS, Shapes, build, draw
 from retune.compiler.core.errors import MeasureError, RetuneError
+from retune.compiler.core.target import Target
+from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.runtime.executor.executors import executor_of
+from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.runtime.executor.library import Library
 from retune.compiler.tune import openvino
+from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.onnx_runtime import OnnxRuntime
-
-IMAGES = ("resnet50", "mobilenet_v2", "efficientnet_b0", "yolov8n", "unet")
-TRANSFORMERS = ("bert_base", "minilm_l6", "vit_small", "swin_tiny", "whisper_tiny_encoder")
-PACKAGED: Mapping[str, tuple[str, Mapping[str, tuple[int, ...]]]] = {
-    "ocr_detector": ("rapidocr-onnxruntime/**/ch_PP-OCRv4_det_infer.onnx", {"x": (1, 3, 320, 320)}),
-    "ocr_recognizer": ("rapidocr-onnxruntime/**/ch_PP-OCRv4_rec_infer.onnx", {"x": (1, 3, 48, 320)}),
-    "nude_detector": ("nudenet/**/320n.onnx", {"images": (1, 3, 320, 320)}),
-}
-"""Files in packages, and the shapes of their inputs."""
+from retune.compiler.tune.precision.bench import Bench
+from retune.compiler.tune.precision.choose import choose, costs_of
+from retune.compiler.tune.precision.costs import Costs
+from retune.compiler.tune.precision.request import PrecisionChoice, PrecisionRequest
 
 FORMS: Mapping[str, Mapping[str, Any]] = {
     "float32": {},
@@ -51,11 +55,8 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     "auto-0.5%": {"precision": "auto", "tolerance": 0.005},
     "auto-1%": {"precision": "auto", "tolerance": 0.01},
 }
+_OPENVINO = ("openvino-default", "openvino-qdq")
 CALIBRATION, HELD_OUT = 12, 4
-_TOKENS = 1000
-_LARGER, _EVERY = (2.0, 4.0), 128
-"""Powers of two between which the factors of columns lie, and the columns for each larger column."""
-
 Arrays = Mapping[str, NDArray[Any]]
 Answer = Callable[[Arrays], Sequence[NDArray[Any]]]
 
@@ -65,80 +66,130 @@ def main(argv: Sequence[str] | None = None) -> None:
     texts = {"packages": ("FOLDER", "packages with trained networks, see benchmarks.packaged_models")}
     run = parse(
         __doc__, argv, seconds=1e-9, seconds_help="seconds of tuning for each form; less than 1: none", threads=(1, 2),
-        texts=texts,
+        texts=texts, options={"passes": (15, "timed passes of each contender")},
     )  # fmt: skip
+    seconds, packages = run.seconds if run.seconds >= 1 else 0.0, run.texts["packages"]
     for threads in run.threads:
-        for name in filter(run.wants, (*IMAGES, *TRANSFORMERS, *(PACKAGED if run.texts["packages"] else ()))):
-            for figure in figures(name, threads, run):
-                run.write(figure)
+        for name in filter(run.wants, (*IMAGES, *TRANSFORMERS, *(PACKAGED if packages else ()))):
+            if backends(seconds) <= _done(run.out, name, threads, seconds):
+                continue
+            try:
+                with WorkerProcess() as worker:
+                    arguments = name, threads, seconds, packages, run.options["passes"]
+                    lines: list[Figure] = worker.call("benchmarks.precision:figures", *arguments)
+            except (MeasureError, RetuneError) as error:
+                lines = [_failure(name, "all", threads, error)]
+            for line in lines:
+                run.write(line)
 
 
-def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
-    """Compile and time all forms of one network, and its peers."""
+def backends(seconds: float) -> set[str]:
+    """The names of all forms, tuned ones too where `seconds` are more than 0, and of the peers."""
+    ours = {f"retune-{form}{suffix}" for form in FORMS for suffix in ("", *(["-tuned"] if seconds else []))}
+    return {*ours, "onnxruntime", "onnxruntime-qdq", *(_OPENVINO if openvino.is_installed() else ())}
+
+
+def _done(out: Path | None, name: str, threads: int, seconds: float) -> set[str]:
+    """The backends that a file of lines has for a network."""
+    if out is None or not out.exists():
+        return set()
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    return {
+        line["backend"]
+        for line in lines
+        if (line["case"], line["threads"], line.get("tuning_seconds")) == (name, threads, seconds)
+    }
+
+
+def _failure(name: str, backend: str, threads: int, error: Exception, seconds: float = 0.0) -> Figure:
+    details = {"failure": " ".join(str(error).split()), "tuning_seconds": seconds}
+    return Figure(name, backend, threads, "latency", float("nan"), "ms", details=details)
+
+
+def figures(name: str, threads: int, seconds: float, packages: str, passes: int) -> list[Figure]:
+    """Compile and time all forms of one network, tuned for `seconds` too where these are more than 0, and its peers."""
+    lines = []
     with tempfile.TemporaryDirectory(prefix="retune-precision-") as text:
         folder = Path(text)
-        model, shapes = _model(name, run.texts["packages"])
+        model, shapes = build(name, packages)
         path = folder / f"{name}.onnx"
         onnx.save(model, path)
-        samples = [_sample(model, shapes, seed) for seed in range(CALIBRATION + HELD_OUT)]
+        samples = [draw(name, model, shapes, seed) for seed in range(CALIBRATION + HELD_OUT)]
         known, held_out = samples[:CALIBRATION], samples[CALIBRATION:]
         runs: dict[str, Callable[[], object]] = {}
         answers: dict[str, list[Sequence[NDArray[Any]]]] = {}
         details: dict[str, dict[str, object]] = {}
-        contenders = {**_ours(path, shapes, threads, run, known), **_peers(path, folder, threads, known)}
-        for backend, make in contenders.items():
+        ours = {
+            **_untuned(path, shapes, threads, known),
+            **(_tuned(path, shapes, threads, seconds, known) if seconds else {}),
+        }
+        for backend, make in {**ours, **_peers(path, folder, threads, known)}.items():
+            began = time.perf_counter()
             try:
                 answer, call, told = make()
                 answers[backend] = [[array.copy() for array in answer(sample)] for sample in held_out]
-                runs[backend], details[backend] = partial(call, held_out[0]), told
+                runs[backend] = partial(call, held_out[0])
+                details[backend] = {**told, "make_seconds": round(time.perf_counter() - began, 2)}
             except (MeasureError, RetuneError) as error:
-                yield Figure(name, backend, threads, "latency", float("nan"), "ms", details={"failure": str(error)})
-        seconds = interleaved(runs)
-        for backend, value in seconds.items():
+                lines.append(_failure(name, backend, threads, error, seconds))
+        for backend, value in interleaved(runs, passes=passes).items():
             largest, mean = _errors(answers[backend], answers["onnxruntime"])
-            told = {"mean_error": float(f"{mean:.4g}"), "tuning_seconds": run.seconds if run.seconds >= 1 else 0}
-            yield Figure(
-                name, backend, threads, "latency", value * 1e3, "ms", None, largest, {**told, **details[backend]}
-            )
+            about = {"mean_error": float(f"{mean:.4g}"), "tuning_seconds": seconds, **details[backend]}
+            lines.append(Figure(name, backend, threads, "latency", value * 1e3, "ms", None, largest, about))
+    return lines
 
 
 Contender = Callable[[], tuple[Answer, Callable[[Arrays], object], dict[str, object]]]
 """Makes what answers a sample, what runs once on the inputs set last, and details for the line."""
 
 
-def _ours(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], threads: int, run: Run, samples: Sequence[Arrays]
-) -> dict[str, Contender]:
-    def make(form: str, tuned: bool) -> tuple[Answer, Callable[[Arrays], object], dict[str, object]]:
+def _untuned(path: Path, shapes: Shapes, threads: int, samples: Sequence[Arrays]) -> dict[str, Contender]:
+    """The forms as `retune.compile` makes them, on one bench."""
+    texts = [f"{name}={','.join(map(str, shape))}" for name, shape in shapes.items()]
+
+    @cache
+    def bench() -> Bench:
+        return Bench(ImportedNetwork(str(path), texts).prepared(), Target.host(), threads)
+
+    @cache
+    def costs() -> Costs:
+        return costs_of(bench(), PrecisionRequest("auto", calibrate=list(samples)))
+
+    def make(form: str) -> tuple[Answer, Callable[[Arrays], object], dict[str, object]]:
+        if not FORMS[form]:
+            return _running(bench().float32(), None)
+        choice = choose(bench(), PrecisionRequest(**FORMS[form], calibrate=list(samples)), costs=costs())
+        return _running(bench().compile_form(choice.assignment), choice)
+
+    return {f"retune-{form}": partial(make, form) for form in FORMS}
+
+
+def _tuned(path: Path, shapes: Shapes, threads: int, seconds: float, samples: Sequence[Arrays]) -> dict[str, Contender]:
+    def make(form: str) -> tuple[Answer, Callable[[Arrays], object], dict[str, object]]:
         options = {**FORMS[form], **({"calibrate": list(samples)} if FORMS[form] else {})}
         with tempfile.TemporaryDirectory() as store:
-            if tuned:
-                network = retune.tune(
-                    path, minutes=run.seconds / 60, shapes=shapes, store=store, progress=False,
-                    options={"threads": threads}, **options,
-                )  # fmt: skip
-            else:
-                network = retune.compile(path, shapes=shapes, threads=threads, store=store, **options)
+            network = retune.tune(
+                path, minutes=seconds / 60, shapes=shapes, store=store, progress=False, options={"threads": threads},
+                **options,
+            )  # fmt: skip
             file = network.save(Path(store) / "network.retune")
-            executor = executor_of(Library.load(file).network, threads)
+            return _running(executor_of(Library.load(file).network, threads), network.precision)
 
-        def answer(sample: Arrays) -> list[NDArray[Any]]:
-            executor.run(**sample)
-            return [executor.get_output(index) for index in range(executor.get_num_outputs())]
+    return {f"retune-{form}-tuned": partial(make, form) for form in FORMS}
 
-        choice = network.precision
-        told: dict[str, object] = {}
-        if choice is not None:
-            counts: dict[str, int] = {}
-            for layer in choice.layers:
-                counts[layer.precision] = counts.get(layer.precision, 0) + 1
-            told = {"layers": counts, "note": choice.note, "chosen_error": choice.error}
-        return answer, lambda _: executor.run(), told
 
-    forms: dict[str, Contender] = {f"retune-{form}": partial(make, form, False) for form in FORMS}
-    if run.seconds >= 1:
-        forms |= {f"retune-{form}-tuned": partial(make, form, True) for form in FORMS}
-    return forms
+def _running(
+    executor: GraphExecutor, choice: PrecisionChoice | None
+) -> tuple[Answer, Callable[[Arrays], object], dict[str, object]]:
+    def answer(sample: Arrays) -> list[NDArray[Any]]:
+        executor.run(**sample)
+        return [executor.get_output(index) for index in range(executor.get_num_outputs())]
+
+    told: dict[str, object] = {}
+    if choice is not None:
+        layers = dict(Counter(layer.precision for layer in choice.layers))
+        told = {"layers": layers, "note": choice.note, "chosen_error": choice.error}
+    return answer, lambda _: executor.run(), told
 
 
 def _peers(path: Path, folder: Path, threads: int, samples: Sequence[Arrays]) -> dict[str, Contender]:
@@ -153,8 +204,7 @@ def _peers(path: Path, folder: Path, threads: int, samples: Sequence[Arrays]) ->
     quantized = partial(_quantized, path, folder, samples)
     peers: dict[str, Contender] = {"onnxruntime": partial(session, lambda: path)}
     if openvino.is_installed():
-        peers["openvino-default"] = partial(compiled, lambda: path)
-        peers["openvino-qdq"] = partial(compiled, quantized)
+        peers |= dict(zip(_OPENVINO, (partial(compiled, lambda: path), partial(compiled, quantized)), strict=True))
     return {**peers, "onnxruntime-qdq": partial(session, quantized)}
 
 
@@ -193,67 +243,6 @@ def _types(path: Path) -> list[str] | None:
     ops = [node.op_type for node in onnx.load(str(path), load_external_data=False).graph.node]
     is_transformer = ops.count("MatMul") + ops.count("Gemm") > ops.count("Conv")
     return ["Conv", "MatMul", "Gemm"] if is_transformer else None
-
-
-def _model(name: str, packages: str) -> tuple[onnx.ModelProto, Mapping[str, tuple[int, ...]]]:
-    """A network and the shapes of its inputs, as far as they are not in the model."""
-    if name in PACKAGED:
-        pattern, shapes = PACKAGED[name]
-        file = next(iter(sorted(Path(packages).glob(pattern))), None)
-        if file is None:
-            raise SystemExit(f"{packages} has no {pattern}: see benchmarks.packaged_models")
-        return onnx.load(str(file)), shapes
-    model = zoo.build(name)
-    if name in TRANSFORMERS:
-        _add_heavy_tail(model)
-    return model, {}
-
-
-def _add_heavy_tail(model: onnx.ModelProto) -> None:
-    """Enlarge some columns of every matrix of weights."""
-    read = {node.input[1] for node in model.graph.node if node.op_type in ("MatMul", "Gemm") and len(node.input) > 1}
-    for number, tensor in enumerate(model.graph.initializer):
-        if tensor.name not in read or len(tensor.dims) != 2:
-            continue
-        random, weight = np.random.default_rng(number), numpy_helper.to_array(tensor).copy()
-        chosen = random.choice(weight.shape[1], max(1, weight.shape[1] // _EVERY), replace=False)
-        weight[:, chosen] *= np.exp2(random.uniform(*_LARGER, chosen.size)).astype(weight.dtype)
-        tensor.CopyFrom(numpy_helper.from_array(weight, tensor.name))
-
-
-def _sample(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, NDArray[Any]]:
-    """Inputs of a model: tokens, masks of ones, or images; noise for all other floats."""
-    random, weights = np.random.default_rng(seed), {tensor.name for tensor in model.graph.initializer}
-    arrays: dict[str, NDArray[Any]] = {}
-    for entry in model.graph.input:
-        if entry.name in weights:
-            continue
-        tensor = entry.type.tensor_type
-        shape = shapes.get(entry.name) or tuple(dim.dim_value for dim in tensor.shape.dim)
-        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        if dtype.kind != "f":
-            tokens = random.integers(0, 2 if "type" in entry.name else _TOKENS, shape)
-            arrays[entry.name] = (np.ones(shape) if "mask" in entry.name else tokens).astype(dtype)
-        elif len(shape) == 4 and shape[1] == 3:
-            arrays[entry.name] = _image(random, shape).astype(dtype)
-        else:
-            arrays[entry.name] = random.standard_normal(shape).astype(dtype)
-    return arrays
-
-
-def _image(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """A smooth image with rectangles and a little noise, values about between -1 and 1, as detectors see pages."""
-    count, channels, height, width = shape
-    coarse = random.uniform(-1, 1, (count, channels, 5, 5))
-    rows, columns = (np.linspace(0, 4, extent).round().astype(int) for extent in (height, width))
-    image = coarse[:, :, rows][:, :, :, columns]
-    for _ in range(12):
-        top, left = random.integers(0, height), random.integers(0, width)
-        box = np.s_[
-            :, :, top : top + int(random.integers(2, height // 3)), left : left + int(random.integers(2, width // 2))
-        ]
-        image[box] = random.uniform(-1, 1, (1, channels, 1, 1))
-    return np.asarray(image + 0.05 * random.standard_normal(shape))
 
 
 def _errors(made: Sequence[Sequence[NDArray[Any]]], wanted: Sequence[Sequence[NDArray[Any]]]) -> tuple[float, float]:

@@ -1,22 +1,22 @@
 """Latency of networks that ONNX Runtime's tool quantizes, untuned, beside ONNX Runtime, OpenVINO and float32.
 
     python -m benchmarks.quantized [--only REGEX] [--threads N] [--count N] [--seed N] [--tuned] [--seconds S]
-        [--out FILE]
+        [--passes N] [--out FILE]
 
 Beside three networks of the zoo `--count` image networks are drawn by `--seed` from timm's, and a quarter as many
 encoders of text from those of transformers, on seeded random weights. Each is quantized statically (QDQ, unsigned
 activations, signed weights with a scale per channel, calibrated with seeded inputs) and dynamically (its matrix
-products). All contenders of a network are interleaved in one process. With `--tuned` the static form is also tuned, for
-`--seconds`. A line per contender; `of_best_peer` is the fastest peer's time of the same file divided by ours,
-`of_float32` that of our own float32; `unequal` is the share of the elements that differ by more than half a quantum
-from ONNX Runtime's. What fails gets a line with the reason (`failure`).
+products). All contenders of a network are interleaved in a process of its own. With `--tuned` the static form is also
+tuned, for `--seconds`. A line per contender; `of_best_peer` is the fastest peer's time of the same file divided by
+ours, `of_float32` that of our own float32; `unequal` is the share of the elements that differ by more than half a
+quantum from ONNX Runtime's. What fails gets a line with the reason (`failure`). A network with lines in `--out` is left
+out, so a run that was interrupted goes on.
 """
 
+import json
 import math
-import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -35,13 +35,15 @@ from onnxruntime.quantization import (
 )
 
 import retune
-from benchmarks.harness import Figure, Run, interleaved, parse
+from benchmarks.harness import Figure, interleaved, parse
 from benchmarks.torch_models import SEED, declare_operators, make_timm
 from benchmarks.tuning import open_workers, tune
 from benchmarks.unseen import drawn
+from retune.compiler.core.errors import MeasureError
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.frontend.network import network_bytes
+from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.tune.extract import extract_network
@@ -64,23 +66,49 @@ FORMS = ("float32", "static", "dynamic")
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the lines of every network that was drawn."""
-    options = {"count": (12, "how many image networks are drawn"), "seed": (0, "what they are drawn by")}
+    options = {
+        "count": (16, "how many image networks are drawn"),
+        "seed": (0, "what they are drawn by"),
+        "passes": (15, "timed passes of each contender"),
+    }
     flags = {"tuned": "also tune the static form"}
     help_ = "seconds of tuning"
     run = parse(__doc__, argv, seconds=60, seconds_help=help_, threads=(1, 2), options=options, flags=flags)
     count, seed = run.options["count"], run.options["seed"]
     texts = Random(seed).sample(sorted(TEXTS), min(len(TEXTS), -(-count // 4)))
     images = [f"timm/{name}" for name in drawn(count, seed)] if count else []
-    for name in filter(run.wants, [*ZOO, *texts, *images]):
-        with tempfile.TemporaryDirectory(prefix="retune-quantized-") as folder:
-            try:
-                files, inputs = written(name, Path(folder))
-            except Exception as error:  # a network that the tool does not take is a result
-                run.write(_failed(name, run.threads[0], error))
+    for threads in run.threads:
+        done = _done(run.out, threads)
+        for name in filter(run.wants, [*ZOO, *texts, *images]):
+            if name in done:
                 continue
-            for threads in run.threads:
-                for figure in figures(name, files, inputs, threads, run):
-                    run.write(figure)
+            try:
+                with WorkerProcess() as worker:
+                    tuning = run.seconds if run.options["tuned"] else 0.0
+                    arguments = name, threads, seed, tuning, run.options["passes"]
+                    lines: list[Figure] = worker.call("benchmarks.quantized:measure", *arguments)
+            except MeasureError as error:
+                lines = [_failed(name, threads, error)]
+            for line in lines:
+                run.write(line)
+
+
+def _done(out: Path | None, threads: int) -> set[str]:
+    """The networks that a file of lines has."""
+    if out is None or not out.exists():
+        return set()
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    return {line["case"].partition(" ")[0] for line in lines if line["threads"] == threads}
+
+
+def measure(name: str, threads: int, seed: int, tuning: float, passes: int) -> list[Figure]:
+    """The lines of a network, whose static form is also tuned for `tuning` seconds where these are more than 0."""
+    with tempfile.TemporaryDirectory(prefix="retune-quantized-") as folder:
+        try:
+            files, inputs = written(name, Path(folder))
+        except Exception as error:  # a network that the tool does not take is a result
+            return [_failed(name, threads, error)]
+        return list(figures(name, files, inputs, threads, seed, tuning, passes))
 
 
 def _failed(name: str, threads: int, error: Exception) -> Figure:
@@ -164,7 +192,9 @@ def _drawn(entry: onnx.ValueInfoProto, seed: int) -> Array:
     return rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else rng.integers(3, 1000, shape, dtype)
 
 
-def figures(name: str, files: Mapping[str, Path], inputs: dict[str, Array], threads: int, run: Run) -> Iterator[Figure]:
+def figures(
+    name: str, files: Mapping[str, Path], inputs: dict[str, Array], threads: int, seed: int, tuning: float, passes: int
+) -> Iterator[Figure]:
     """Time all forms of a network, ours and the peers'."""
     runs: dict[str, Callable[[], object]] = {}
     details: dict[str, dict[str, object]] = {}
@@ -173,22 +203,23 @@ def figures(name: str, files: Mapping[str, Path], inputs: dict[str, Array], thre
             runs |= _contenders(form, path, inputs, threads, details)
         except Exception as error:  # what a contender does not take is a result, too
             yield _failed(f"{name} {form}", threads, error)
-    if run.options["tuned"] and "retune-static" in runs:
-        executor = tuned(files["static"], threads, run.seconds)
+    runs |= _in_openvino(files, inputs, threads)
+    if tuning and "retune-static" in runs:
+        executor = tuned(files["static"], threads, tuning)
         for operand, array in inputs.items():
             executor.set_input(operand, array)
         runs["retune-static-tuned"] = executor.run
-        details["retune-static-tuned"] = {"tuning_seconds": run.seconds}
-    seconds = interleaved(runs)
+        details["retune-static-tuned"] = {"tuning_seconds": tuning}
+    seconds = interleaved(runs, passes=passes)
     for form in FORMS:
         own = seconds.get(f"retune-{form}", math.nan)
         peers = [seconds[key] for key in (f"onnxruntime-{form}", f"openvino-{form}") if key in seconds]
-        if peers:
+        if peers and not math.isnan(own):
             details[f"retune-{form}"]["of_best_peer"] = round(min(peers) / own, 3)
         if form != "float32" and "retune-float32" in seconds:
             details.setdefault(f"retune-{form}", {})["of_float32"] = round(seconds["retune-float32"] / own, 3)
     for backend, value in seconds.items():
-        own_details = {"seed": run.options["seed"], **details.get(backend, {})}
+        own_details = {"seed": seed, **details.get(backend, {})}
         yield Figure(name, backend, threads, "latency", value * 1e3, "ms", details=own_details)
 
 
@@ -200,28 +231,28 @@ def _contenders(
     ours = retune.compile(str(path), threads=threads)
     result, reference = np.asarray(ours(*inputs.values())), session.run(inputs)[0]
     details[f"retune-{form}"] = _difference(result, reference, path)
-    runs: dict[str, Callable[[], object]] = {
+    return {
         f"onnxruntime-{form}": partial(session.run, inputs),
         f"retune-{form}": partial(ours, *inputs.values()),
     }
-    if is_installed() and _loads(path, threads):
-        runs[f"openvino-{form}"] = partial(OpenVino(str(path), threads).run, inputs)
+
+
+def _in_openvino(files: Mapping[str, Path], inputs: dict[str, Array], threads: int) -> dict[str, Callable[[], object]]:
+    """The calls of the forms that OpenVINO takes."""
+    runs: dict[str, Callable[[], object]] = {}
+    with WorkerProcess() as worker:
+        for form, path in files.items() if is_installed() else ():
+            try:
+                worker.call("benchmarks.onnx_peers:load_in_openvino", str(path), threads)
+            except MeasureError:
+                continue
+            runs[f"openvino-{form}"] = partial(OpenVino(str(path), threads).run, inputs)
     return runs
 
 
 def _difference(result: Array, reference: Array, path: Path) -> dict[str, object]:
     apart = np.abs(result.astype(np.float64) - reference) / _output_scale(path)
     return {"unequal": float((apart > 0.5).mean()), "most_quanta_apart": float(apart.max(initial=0.0))}
-
-
-def _loads(path: Path, threads: int) -> bool:
-    """Whether OpenVINO takes a file, tried in a process of its own: some files end it by a signal."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_load, str(path), threads).exception() is None
-
-
-def _load(path: str, threads: int) -> None:
-    OpenVino(path, threads)
 
 
 def tuned(path: Path, threads: int, seconds: float) -> GraphExecutor:
