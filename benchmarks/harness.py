@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Protocol
 
 from benchmarks.peak import measured_peak
 from benchmarks.plot import bar_chart
@@ -172,8 +173,15 @@ def seconds_of(work: Callable[[], object], *, seconds: float, least: int = 3) ->
     return statistics.median(times)
 
 
+class TimesItself(Protocol):
+    """A contender in another process."""
+
+    def times(self, seconds: float) -> list[float]:
+        """Seconds of single calls, timed for about `seconds` after one that does not count."""
+
+
 def interleaved(
-    contenders: Mapping[str, Callable[[], object]],
+    contenders: Mapping[str, Callable[[], object] | TimesItself],
     *,
     passes: int = 15,
     pass_seconds: float = 0.03,
@@ -188,6 +196,9 @@ def interleaved(
     for _ in range(passes):
         for name, run in contenders.items():
             time.sleep(PAUSE_SECONDS)
+            if not callable(run):
+                samples[name] += run.times(pass_seconds)
+                continue
             run()
             began = start = time.perf_counter()
             while start - began < pass_seconds:

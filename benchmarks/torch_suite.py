@@ -1,15 +1,17 @@
 """How much of PyTorch's architectures `torch.compile(model, backend="retune")` compiles, and whether it is right.
 
     python -m benchmarks.torch_suite [--list] [--only REGEX] [--no-timing] [--seconds S] [--threads N] [--out FILE]
-                                     [--tune SECONDS]
+                                     [--tune SECONDS] [--zentorch PYTHON]
 
 Models of torchvision, timm and transformers (`benchmarks.torch_models`) run on random weights, untuned or after
 `--tune` seconds, each in a process of its own, whose time and memory are limited. A line per model says whether all
 outputs are those of eager PyTorch: `error` is the largest difference, relative to the largest value of the output;
 `tolerance` is 1e-4, or twice the error of eager PyTorch in float32 against itself in float64 where that is more, at
-most 0.3. It names the operators that stay with PyTorch and their share of the FLOPs. Unless `--no-timing`, up to three
-more lines give the median latency of ours, eager PyTorch and its default compiler, interleaved; the last is left out
-without a C++ compiler. Where a run has several models, the line `all` has the share of right ones.
+most 0.3. It names the operators that stay with PyTorch and their share of the FLOPs. Unless `--no-timing`, up to four
+more lines give the median latency of ours, eager PyTorch, its default compiler, which is left out without a C++
+compiler, and zentorch, interleaved. `--zentorch` names an interpreter of an environment of its own (`pip install
+zentorch==2.12.0.1 torch==2.12.0 torchvision timm transformers`); the first line has its version and error, or why it
+failed. Where a run has several models, the line `all` has the share of right ones.
 """
 
 import contextlib
@@ -26,14 +28,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.harness import Figure, Run, interleaved, parse
+from benchmarks.peer_process import PeerProcess
 from benchmarks.torch_models import ARCHITECTURES, TorchModel, make, versions
+from retune.compiler.core.errors import MeasureError
 
 TOLERANCE, MOST_TOLERANCE = 1e-4, 0.3
-EAGER, COMPILED = "torch", "torch-compiled"
+EAGER, COMPILED, ZENTORCH = "torch", "torch-compiled", "zentorch"
 MOST_SECONDS = 240.0
 """Of CPU time, for which a model may compile and run, without its timing: the load of the machine decides nothing."""
 MOST_WAIT = 4
@@ -60,6 +65,7 @@ class Outcome:
     flops: int = 0
     compile_seconds: float = 0.0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    zentorch: Mapping[str, object] = field(default_factory=dict)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -67,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags = {"list": "print the names of the models", "no-timing": "only say what is right and what falls back"}
     budget = {"tune": (0, "seconds of tuning for each model")}
     help_ = "timing for each model"
-    run = parse(__doc__, argv, seconds=3, seconds_help=help_, threads=(2,), flags=flags, options=budget)
+    texts = {"zentorch": ("PYTHON", "an interpreter with zentorch")}
+    run = parse(__doc__, argv, seconds=3, seconds_help=help_, threads=(2,), flags=flags, options=budget, texts=texts)
     names = [name for name in ARCHITECTURES if run.wants(name)]
     if run.options["list"]:
         print("\n".join(names))
@@ -97,6 +104,8 @@ def figures(name: str, threads: int, outcome: Outcome, budget: int = 0) -> Itera
         for key, value in asdict(outcome).items()
         if key not in ("error", "seconds", "declined_flops", "flops")
     }
+    if not outcome.zentorch:
+        del details["zentorch"]
     details |= {"tuning_seconds": budget} if budget else {}
     details |= {"declined_share": round(share, 6), "gflop": round(outcome.flops / 1e9, 4), "packages": versions()}
     is_right = float(outcome.verdict == "right")
@@ -125,7 +134,8 @@ def run_apart(name: str, threads: int, run: Run) -> Outcome:
     budget = run.options["tune"]
     limit = MOST_SECONDS + 10 * (timing or 0.0) + threads * budget
     with tempfile.TemporaryDirectory(prefix="retune-torch-") as folder:
-        process = context.Process(target=_child, args=(theirs, name, threads, timing, budget, folder, math.ceil(limit)))
+        asked = name, threads, timing, budget, run.texts["zentorch"]
+        process = context.Process(target=_child, args=(theirs, folder, math.ceil(limit), *asked))
         process.start()
         theirs.close()
         try:
@@ -148,7 +158,7 @@ def run_apart(name: str, threads: int, run: Run) -> Outcome:
 
 
 def _child(
-    answer: Connection, name: str, threads: int, timing: float | None, budget: int, folder: str, limit: int
+    answer: Connection, folder: str, limit: int, name: str, threads: int, timing: float | None, budget: int, peer: str
 ) -> None:
     """The process of a model, which may use `limit` seconds of CPU time."""
     os.dup2(2, 1)  # what libraries print is no line of ours
@@ -156,16 +166,26 @@ def _child(
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
     os.environ.update(RETUNE_HOME=folder, HF_HUB_OFFLINE="1")
     try:
-        outcome = judge(make(name), threads, timing, budget)
+        outcome = judge(make(name), threads, timing, budget, _opener(peer, name, threads))
     except Exception as error:
         text = " ".join(str(error).split())
         outcome = Outcome("failed", f"{type(error).__name__}: {text}"[:400])
     answer.send(outcome)
 
 
-def judge(model: TorchModel, threads: int, timing: float | None = None, budget: int = 0) -> Outcome:
+def _opener(interpreter: str, name: str, threads: int) -> Callable[[], PeerProcess] | None:
+    """What starts a model in zentorch; None without an interpreter."""
+    asked = {"model": name, "threads": threads}
+    arguments = interpreter, "zentorch_peer.py", asked, ZENTORCH, {"OMP_NUM_THREADS": str(threads)}
+    return partial(PeerProcess, *arguments) if interpreter else None
+
+
+def judge(
+    model: TorchModel, threads: int, timing: float | None = None, budget: int = 0,
+    open_peer: Callable[[], PeerProcess] | None = None,
+) -> Outcome:  # fmt: skip
     """Compile a model, tuned for `budget` seconds, and compare it with eager PyTorch; with `timing`, time it for about
-    so many seconds.
+    so many seconds, beside the peer that `open_peer` starts.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -199,7 +219,7 @@ def judge(model: TorchModel, threads: int, timing: float | None = None, budget: 
         outcome = replace(outcome, error=error, tolerance=tolerance)
         if not error <= tolerance:
             return replace(outcome, verdict="wrong", reason="the results differ")
-        return replace(outcome, seconds=_latencies(model, fast, timing) if timing else {})
+        return _timed(outcome, model, fast, timing, open_peer) if timing else outcome
 
 
 def _in_float64(model: TorchModel) -> list[Any]:
@@ -261,10 +281,13 @@ def _fallbacks() -> Iterator[list[Any]]:
         log.removeHandler(handler)
 
 
-def _latencies(model: TorchModel, fast: Any, seconds: float) -> dict[str, float]:
+def _timed(
+    outcome: Outcome, model: TorchModel, fast: Any, seconds: float, open_peer: Callable[[], PeerProcess] | None
+) -> Outcome:
+    """The outcome with latencies."""
     import torch
 
-    contenders: dict[str, Callable[[], object]] = {
+    contenders: dict[str, Callable[[], object] | PeerProcess] = {
         "retune": lambda: model(fast),
         EAGER: lambda: model(model.module),
     }
@@ -273,8 +296,17 @@ def _latencies(model: TorchModel, fast: Any, seconds: float) -> dict[str, float]
         with contextlib.suppress(Exception):  # of PyTorch, which may raise anything: then there is no figure
             model(other)
             contenders[COMPILED] = lambda: model(other)
-    passes = max(3, round(seconds / len(contenders) / _PASS_SECONDS))
-    return interleaved(contenders, passes=passes, pass_seconds=_PASS_SECONDS)
+    with contextlib.ExitStack() as peers:
+        if open_peer is not None:
+            try:
+                peer = peers.enter_context(open_peer())
+                contenders[ZENTORCH] = peer
+                outcome = replace(outcome, zentorch=peer.ready)
+            except MeasureError as error:
+                lines = str(error).strip().splitlines()
+                outcome = replace(outcome, zentorch={"failure": lines[-1]})
+        passes = max(3, round(seconds / len(contenders) / _PASS_SECONDS))
+        return replace(outcome, seconds=interleaved(contenders, passes=passes, pass_seconds=_PASS_SECONDS))
 
 
 if __name__ == "__main__":
