@@ -1,9 +1,11 @@
-"""Times a network, compiled by us and by its peers: latency, errors and peak memory.
+"""Times a network, compiled by us and by its peers: latency, errors, peak memory and first run.
 
-All are interleaved in one process, on the same inputs; memory is measured in a separate process for each.
+All are interleaved in one process, on the same inputs; memory and first run are measured in a separate process for
+each.
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,21 +115,26 @@ def time_networks(files: Mapping[str, Path], inputs: Arrays, threads: int) -> li
     return [*timed, *failures]
 
 
-def peak_memory(backend: str, path: Path, inputs: Arrays, threads: int) -> int:
-    """Bytes that this process, a fresh one, grows by at most while it loads a contender and runs it a few times."""
+def load_cost(backend: str, path: Path, inputs: Arrays, threads: int) -> tuple[int, float]:
+    """Bytes that this process, a fresh one, grows by at most while it loads a contender and runs it a few times, and
+    seconds until the end of the first run. Packages have been imported before.
+    """
     if torch is not None:
         torch.set_num_threads(threads)
     before = psutil.Process().memory_info().rss
     Path("/proc/self/clear_refs").write_text(_RESET_PEAK, encoding="ascii")
+    began = time.perf_counter()
     run, _ = contender(backend, path, inputs, threads)
-    for _ in range(_RUNS):
+    run()
+    seconds = time.perf_counter() - began
+    for _ in range(_RUNS - 1):
         run()
     (peak,) = (
         line.split()[1]
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         if line.startswith("VmHWM:")
     )
-    return int(peak) * 1024 - before
+    return int(peak) * 1024 - before, seconds
 
 
 def contender(backend: str, path: Path, inputs: Arrays, threads: int) -> tuple[Run, Answer]:

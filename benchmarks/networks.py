@@ -1,4 +1,4 @@
-"""Latency and memory of networks of benchmarks/zoo, next to ONNX Runtime, OpenVINO, PyTorch, IREE, MNN and ncnn.
+"""Latency, memory, size and first run of networks of the zoo, next to ONNX Runtime, OpenVINO, PyTorch and others.
 
     python -m benchmarks.networks [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--plot FILE] [--compiled 0]
 
@@ -46,7 +46,9 @@ _MIB = 2.0**20
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print a line for each contender's latency and, but for PyTorch's compiler, one for its peak memory."""
+    """Print a line for each contender's latency and, but for PyTorch's compiler, its peak memory, the size of its file,
+    and how long it takes to load and run once.
+    """
     options = {"compiled": (1, "whether PyTorch's compiler, which takes a minute a network, takes part")}
     help_ = "seconds of tuning for each network"
     run = parse(__doc__, argv, seconds=60, seconds_help=help_, threads=(1, 2), options=options)
@@ -78,10 +80,13 @@ def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
         del model
         peers = time_peers(built, inputs, threads)
         failed = {peer.backend for peer in peers if peer.failure}
-        memory = peak_memories(built, inputs, threads, failed)
+        costs = load_costs(built, inputs, threads, failed)
+        sizes = {backend: path.stat().st_size for backend, path in built.files.items() if backend in costs}
     yield from _latencies(network, tuned, peers, {"import_seconds": round(import_seconds, 2)}, built)
-    for backend, count in memory.items():
+    for backend, (count, seconds) in costs.items():
         yield Figure(name, backend, threads, "peak memory", count / _MIB, "MiB")
+        yield Figure(name, backend, threads, "file size", sizes[backend] / _MIB, "MiB")
+        yield Figure(name, backend, threads, "load and first run", seconds * 1e3, "ms")
 
 
 def build(
@@ -118,16 +123,18 @@ def time_peers(built: Built, inputs: Arrays, threads: int) -> list[NetworkPeer]:
     return found
 
 
-def peak_memories(built: Built, inputs: Arrays, threads: int, failed: Collection[str] = ()) -> dict[str, int]:
-    """Bytes by contender, each in its own process, but for those that failed."""
-    found: dict[str, int] = {}
+def load_costs(
+    built: Built, inputs: Arrays, threads: int, failed: Collection[str] = ()
+) -> dict[str, tuple[int, float]]:
+    """Peak bytes and seconds to load and run once, by contender, each in its own process; without those that failed."""
+    costs: dict[str, tuple[int, float]] = {}
     for backend, path in built.files.items():
         # The compilers of these run in the same process and take more than the network.
         if backend not in (COMPILED, onnx_peers.IREE, *failed):
             with WorkerProcess() as worker:
                 arguments = (backend, path, dict(inputs), threads)
-                found[backend] = worker.call("benchmarks.network_peers:peak_memory", *arguments)
-    return found
+                costs[backend] = worker.call("benchmarks.network_peers:load_cost", *arguments)
+    return costs
 
 
 def _latencies(

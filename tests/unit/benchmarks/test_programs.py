@@ -193,6 +193,10 @@ def test_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line["error"] < 1e-4 for line in timed if line["backend"] not in ("onnxruntime", "openvino-default"))
     weights = 4 * (784 * 512 + 512 * 512 + 512 * 10) / 2**20
     assert all(weights < line["value"] < 100 for line in weighed)
+    for metric, most in (("file size", 20.0), ("load and first run", 60_000.0)):
+        values = {line["backend"]: line["value"] for line in lines if line["metric"] == metric}
+        assert ours <= values.keys()
+        assert all(0.0 < value < most for value in values.values())
     (tuned,) = (line for line in timed if line["backend"] == "retune")
     assert tuned["times_as_fast_as"].keys() == {line["backend"] for line in timed} - {"retune"}
     assert tuned["compile_seconds"] > 0
