@@ -6,19 +6,20 @@ Parallel statements run through the OpenMP runtime, unless a single thread would
 of a kernel must not overlap: the generated functions declare them noalias.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 from retune.compiler.codegen.body import BodyEmitter
 from retune.compiler.codegen.cpu import function_attributes
 from retune.compiler.codegen.intrinsics import DECLARATIONS
+from retune.compiler.codegen.scan_loop import BARRIER, parts_of, scan_function
 from retune.compiler.codegen.subtarget import Subtarget
-from retune.compiler.codegen.values import Storage
+from retune.compiler.codegen.values import Scalar, Storage
 from retune.compiler.codegen.work import is_worth_threads
 from retune.compiler.codegen.writer import FunctionWriter
 from retune.compiler.core.errors import LoweringError
-from retune.compiler.ir.expr import Buffer
+from retune.compiler.ir.expr import Buffer, Var
 from retune.compiler.ir.stmt import Block, For, Invoke, LoopFunction, LoopKind, Stmt
 from retune.compiler.runtime.artifact import ExternBuffer, ExternCall
 
@@ -55,8 +56,14 @@ def write_kernel(function: LoopFunction, subtarget: Subtarget, stack_bytes: int)
             calls.append(_invocation(called[-1].symbol, index, statement, buffers))
             continue
         storage = {buffer: Storage(f"%b{number}") for number, buffer in enumerate(buffers)}
-        emitter = BodyEmitter(FunctionWriter(numbers), subtarget, storage)
-        text, call = _part(function.name, index, statement, buffers, stack_bytes, emitter)
+
+        def emitter(storage: Mapping[Buffer, Storage] = storage) -> BodyEmitter:
+            return BodyEmitter(FunctionWriter(numbers), subtarget, storage)
+
+        if isinstance(statement, For) and statement.kind is LoopKind.STEPS:
+            text, call = _scan(function.name, index, statement, len(buffers), stack_bytes, emitter)
+        else:
+            text, call = _part(function.name, index, statement, len(buffers), stack_bytes, emitter())
         parts.append(text)
         calls.append(call)
     entry, workspace_bytes = _entry(function, buffers, calls)
@@ -65,6 +72,7 @@ def write_kernel(function: LoopFunction, subtarget: Subtarget, stack_bytes: int)
             "declare void @GOMP_parallel(ptr, ptr, i32, i32)",
             "declare i32 @omp_get_thread_num()",
             "declare i32 @omp_get_num_threads()",
+            *(["declare void @GOMP_barrier()"] if any(f"@{BARRIER}(" in part for part in parts) else []),
             *DECLARATIONS,
         )
     )
@@ -110,38 +118,88 @@ def _invocation(symbol: str, index: int, statement: Invoke, buffers: Sequence[Bu
 
 
 def _part(
-    name: str, index: int, statement: Stmt, buffers: Sequence[Buffer], stack_bytes: int, emitter: BodyEmitter
+    name: str, index: int, statement: Stmt, count: int, stack_bytes: int, emitter: BodyEmitter
 ) -> tuple[str, str]:
     """The functions of one statement, and the lines that run it from the entry."""
     parallel = isinstance(statement, For) and statement.kind is LoopKind.PARALLEL
     if isinstance(statement, For) and parallel and not is_worth_threads(statement, emitter.subtarget.vector_bytes):
         statement, parallel = replace(statement, kind=LoopKind.SERIAL), False
-    if isinstance(statement, For) and parallel:
+    _, arguments = _buffer_lists(count)
+    body = _body(f"{name}.body{index}", statement, count, stack_bytes, emitter)
+    if not isinstance(statement, For) or not parallel:
+        return body, f"  call void @{name}.body{index}({arguments}, i64 0, i64 1)"
+    # Thread t of T takes [t n / T, (t + 1) n / T): shares differ by at most one iteration and leave no gap.
+    share = (
+        "  %next = add i64 %me, 1",
+        f"  %low.all = mul i64 %me, {statement.extent}",
+        f"  %high.all = mul i64 %next, {statement.extent}",
+        "  %low = udiv i64 %low.all, %all",
+        "  %high = udiv i64 %high.all, %all",
+        "  %some = icmp ult i64 %low, %high",
+    )
+    team = _team(name, index, count, share, f"@{name}.body{index}({arguments}, i64 %low, i64 %high)")
+    return f"{body}\n\n{team}", _fork(name, index, f"@{name}.body{index}({arguments}, i64 0, i64 {statement.extent})")
+
+
+def _scan(
+    name: str, index: int, loop: For, count: int, stack_bytes: int, emitter: Callable[[], BodyEmitter]
+) -> tuple[str, str]:
+    """The functions of the steps of a scan, and the lines that run them from the entry."""
+    params, arguments = _buffer_lists(count)
+    parts = parts_of(loop, emitter().subtarget.vector_bytes)
+    bodies = [
+        _body(f"{name}.scan{index}.{number}", part.statement, count, stack_bytes, emitter(), loop.var)
+        for number, part in enumerate(parts)
+    ]
+    steps = scan_function(f"{name}.scan{index}", parts, loop.extent, params, arguments)
+    alone = f"@{name}.scan{index}({arguments}, i64 0, i64 1)"
+    if not any(part.extent for part in parts):
+        return "\n\n".join([*bodies, steps]), f"  call void {alone}"
+    enter = "  %some = icmp ult i64 %me, %all"
+    team = _team(name, index, count, (enter,), f"@{name}.scan{index}({arguments}, i64 %me, i64 %all)")
+    return "\n\n".join([*bodies, steps, team]), _fork(name, index, alone)
+
+
+def _buffer_lists(count: int) -> tuple[str, str]:
+    """The parameters and the arguments of functions that get all buffers of the kernel."""
+    params = ", ".join(f"ptr noalias nocapture align {ALIGNMENT} %b{number}" for number in range(count))
+    return params, ", ".join(f"ptr %b{number}" for number in range(count))
+
+
+def _body(
+    symbol: str, statement: Stmt, count: int, stack_bytes: int, emitter: BodyEmitter, step: Var | None = None
+) -> str:
+    """The function of one statement, of a share of its iterations if it is parallel; `step` is that of its scan."""
+    if step is not None:
+        emitter = emitter.bind(step, Scalar("%step", 0))
+    if isinstance(statement, For) and statement.kind is LoopKind.PARALLEL:
         with emitter.writer.loop("%low", "%high") as counter:
             emitter.bind(statement.var, counter).statement(statement.body)
     else:
         emitter.statement(statement)
-    if emitter.writer.stack_bytes > stack_bytes:
+    needed = emitter.writer.stack_bytes
+    if needed > stack_bytes:
         raise LoweringError(
-            f"{name}: its local buffers take {emitter.writer.stack_bytes} bytes of stack, more than {stack_bytes}; "
+            f"{symbol.partition('.')[0]}: its local buffers take {needed} bytes of stack, more than {stack_bytes}; "
             "use smaller tiles or compute the stage further out"
         )
     emitter.writer.put("ret void")
-    params = ", ".join(f"ptr noalias nocapture align {ALIGNMENT} %b{number}" for number in range(len(buffers)))
-    body = (
-        f"define internal void @{name}.body{index}({params}, i64 %low, i64 %high) #0 {{\n"
+    params, _ = _buffer_lists(count)
+    steps = "" if step is None else ", i64 %step"
+    return (
+        f"define internal void @{symbol}({params}, i64 %low, i64 %high{steps}) #0 {{\n"
         f"entry:\n{emitter.writer.text()}\n}}"
     )
-    arguments = ", ".join(f"ptr %b{number}" for number in range(len(buffers)))
-    if not isinstance(statement, For) or not parallel:
-        return body, f"  call void @{name}.body{index}({arguments}, i64 0, i64 1)"
-    outlined = _outlined(name, index, statement.extent, len(buffers))
-    call = "\n".join(
+
+
+def _fork(name: str, index: int, alone: str) -> str:
+    """The lines that run a statement by a team of threads, or call `alone`."""
+    return "\n".join(
         (
             # One thread runs the body directly: no team is started, and no pointers go through memory.
             f"  br i1 %single, label %serial{index}, label %fork{index}",
             f"serial{index}:",
-            f"  call void @{name}.body{index}({arguments}, i64 0, i64 {statement.extent})",
+            f"  call void {alone}",
             f"  br label %joined{index}",
             f"fork{index}:",
             f"  call void @GOMP_parallel(ptr @{name}.team{index}, ptr %context, i32 %threads, i32 0)",
@@ -149,16 +207,14 @@ def _part(
             f"joined{index}:",
         )
     )
-    return f"{body}\n\n{outlined}", call
 
 
-def _outlined(name: str, index: int, extent: int, count: int) -> str:
-    """The function of each thread of a team: its share of the iterations, contiguous."""
+def _team(name: str, index: int, count: int, share: Sequence[str], call: str) -> str:
+    """The function of each thread `%me` of a team of `%all`, which makes the `call` if `%some`, as `share` says."""
     loads = []
     for number in range(count):
         loads.append(f"  %p{number} = getelementptr ptr, ptr %context, i64 {number}")
         loads.append(f"  %b{number} = load ptr, ptr %p{number}, align 8")
-    arguments = ", ".join(f"ptr %b{number}" for number in range(count))
     return "\n".join(
         (
             f"define internal void @{name}.team{index}(ptr %context) #0 {{",
@@ -167,17 +223,11 @@ def _outlined(name: str, index: int, extent: int, count: int) -> str:
             "  %all32 = call i32 @omp_get_num_threads()",
             "  %me = zext i32 %me32 to i64",
             "  %all = zext i32 %all32 to i64",
-            "  %next = add i64 %me, 1",
-            # Thread t of T takes [t n / T, (t + 1) n / T): shares differ by at most one iteration and leave no gap.
-            f"  %low.all = mul i64 %me, {extent}",
-            f"  %high.all = mul i64 %next, {extent}",
-            "  %low = udiv i64 %low.all, %all",
-            "  %high = udiv i64 %high.all, %all",
-            "  %some = icmp ult i64 %low, %high",
+            *share,
             "  br i1 %some, label %work, label %done",
             "work:",
             *loads,
-            f"  call void @{name}.body{index}({arguments}, i64 %low, i64 %high)",
+            f"  call void {call}",
             "  br label %done",
             "done:",
             "  ret void",

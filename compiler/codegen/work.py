@@ -9,6 +9,8 @@ from retune.compiler.ir.visit import children
 # Measured on Zen 3: 2.3 µs where the threads still spin, and 57 µs where they have gone to sleep.
 _FORK_CYCLES = 7_000
 """The cost of handing a loop to waiting threads, and of waiting for them."""
+BARRIER_CYCLES = 1_500
+"""The cost of a barrier among threads that spin, with the skew of their shares."""
 _LOAD, _STORE, _OPERATION, _DIVISION, _CALL = 0.5, 1.5, 0.25, 5.0, 10.0
 """Cycles per vector of each."""
 _WHOLE_DIVISION, _LIBRARY_CALL = 40.0, 100.0

@@ -26,10 +26,11 @@ from retune.compiler.ir.tensor_core import Together as Together
 
 
 class LoopKind(StrEnum):
-    """How a loop runs."""
+    """How a loop runs. `STEPS`, over the steps of a scan, is outermost; statements directly inside may be parallel."""
 
     SERIAL = "for"
     PARALLEL = "parallel"
+    STEPS = "steps"
     VECTOR = "vector"
     UNROLL = "unroll"
     VTHREAD = "vthread"
@@ -204,6 +205,18 @@ def block(*statements: Stmt) -> Stmt:
     for statement in statements:
         flat.extend(statement.statements if isinstance(statement, Block) else (statement,))
     return flat[0] if len(flat) == 1 else Block(tuple(flat))
+
+
+def map_outermost(body: Stmt, rule: Callable[[Stmt], Stmt]) -> Stmt:
+    """The body of a kernel with `rule` applied to every statement outside of all loops, and to those of the steps of a
+    scan.
+    """
+    match body:
+        case Block(statements):
+            return block(*(map_outermost(statement, rule) for statement in statements))
+        case For(kind=LoopKind.STEPS):
+            return replace(body, body=map_outermost(body.body, rule))
+    return rule(body)
 
 
 def is_temporary(buffer: Buffer) -> bool:

@@ -14,7 +14,7 @@ from typing import ClassVar
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import Buffer, Expr, Load, Var, as_expr, cast, const
 from retune.compiler.ir.rewrite import allocate
-from retune.compiler.ir.stmt import Allocate, Invoke, LoopFunction, LoopKind, Stmt, block
+from retune.compiler.ir.stmt import Allocate, For, Invoke, LoopFunction, LoopKind, Stmt, block, map_exprs
 from retune.compiler.ir.visit import substitute, transform, variables
 from retune.compiler.lower.nests import (
     NestLoop,
@@ -56,8 +56,10 @@ from retune.compiler.te.tensor import (
     ExternOp,
     Handle,
     PlaceholderOp,
+    ScanOp,
     Tensor,
     TensorRead,
+    WithoutLoops,
 )
 
 _KINDS = {
@@ -98,6 +100,10 @@ class LoopBuilder:
         self.trivial = {loop.key for loop in own_loops if fixed(loop.extent) == 1}
         self.strides: dict[int, tuple[int, ...]] = {}
         self.sums: dict[int, tuple[Buffer, ...]] = {}
+        # The buffer of a state has an element a step; a stage that updates it writes the current element.
+        self.step_of = {
+            state.dag.id_of(update): op.step for op in state.dag.ops if isinstance(op, ScanOp) for update in op.updates
+        }
         self.buffers = self.make_buffers()
 
     def make_buffers(self) -> list[tuple[Buffer, ...]]:
@@ -126,7 +132,19 @@ class LoopBuilder:
                     Buffer(buffer_name, shape, dtype if inner else tensor.dtype, "workspace" if inner else "global")
                 )
             buffers.append(tuple(stage_buffers))
+        self._share_states(buffers)
         return buffers
+
+    def _share_states(self, buffers: list[tuple[Buffer, ...]]) -> None:
+        """Let the first values and the updates of states be written into the results of their scans."""
+        dag = self.state.dag
+        for number, op in enumerate(dag.ops):
+            if isinstance(op, ScanOp):
+                for tensors in zip(op.inits, op.states, op.updates, buffers[number], strict=True):
+                    *parts, buffer = tensors
+                    for part in parts:
+                        stage_id, index = dag.id_of(part), part.value_index
+                        buffers[stage_id] = (*buffers[stage_id][:index], buffer, *buffers[stage_id][index + 1 :])
 
     def scope_of(self, stage_id: int) -> str:  # noqa: ARG002
         """The scope of the result of a stage inside the loops of another."""
@@ -146,6 +164,8 @@ class LoopBuilder:
 
     def buffer_indices(self, stage_id: int, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """The indices of an element in the stage's buffer."""
+        if stage_id in self.step_of:
+            return (self.step_of[stage_id], *indices)
         if stage_id not in self.strides:
             return indices
         position: Expr = const(0)
@@ -159,15 +179,24 @@ class LoopBuilder:
     def statements(self) -> list[tuple[int, Stmt]]:
         """The calls of functions and the loop nests, with their stages, in the order in which they run."""
         dag = self.state.dag
-        called = [i for i, op in enumerate(dag.ops) if isinstance(op, ExternOp)]
-        nests = [i for i in self.bounds if isinstance(self.state.stages[i].location, Root)]
+        called = [i for i, op in enumerate(dag.ops) if isinstance(op, WithoutLoops)]
+        nests = [i for i in self.bounds if isinstance(self.state.stages[i].location, Root) and i not in dag.scan_of]
         # Stages are numbered in topological order, so producers run first.
         return [(i, self.call(i) if i in called else self.nest(i)) for i in sorted((*called, *nests))]
+
+    def scan(self, stage_id: int, op: ScanOp) -> Stmt:
+        """The loop over the steps of a scan, with the nests of its stages."""
+        dag, stages = self.state.dag, self.state.stages
+        inside = [i for i in sorted(self.bounds) if isinstance(stages[i].location, Root)]
+        body = block(*(self.nest(i) for i in inside if dag.scan_of.get(i) == stage_id))
+        body = map_exprs(body, lambda expr: substitute(expr, {op.step: op.step + op.first}))
+        return For(op.step, op.steps, LoopKind.STEPS, body)
 
     def described(self, name: str, body: Stmt) -> LoopFunction:
         dag = self.state.dag
         params = tuple(map(self._buffer, (*dag.inputs, *dag.outputs)))
-        workspace = tuple(
+        # A state's buffer is that of several stages.
+        workspace = dict.fromkeys(
             buffer
             for i, stage in enumerate(self.state.stages)
             if isinstance(stage.location, Root)
@@ -183,11 +212,13 @@ class LoopBuilder:
             for i in sorted(self.bounds)
             for buffer in (*self.buffers[i], *self.sums.get(i, ()))
         )
-        return LoopFunction(name, params, workspace, body, len(dag.outputs), free, limits)
+        return LoopFunction(name, params, tuple(workspace), body, len(dag.outputs), free, limits)
 
     def call(self, stage_id: int) -> Stmt:
-        """The call of a registered function, with its inputs and results."""
+        """The call of a registered function, with its inputs and results, or the steps of a scan."""
         op = self.state.stages[stage_id].op
+        if isinstance(op, ScanOp):
+            return self.scan(stage_id, op)
         if not isinstance(op, ExternOp):
             raise LoweringError(f"{op.name} calls no function")
         results = self.buffers[stage_id]

@@ -26,7 +26,7 @@ from retune.compiler.schedule.default.layout import (
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, CacheRead, CacheWrite, ComputeAt, Fuse, Rfactor, Step
 from retune.compiler.te.reduction import Axis, AxisKind
-from retune.compiler.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp, Tensor, TensorRead
+from retune.compiler.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp, ScanOp, Tensor, TensorRead
 
 TRANSFORM = "auto_scheduler_layout_transform"
 """Name of the stage that rewrites the layout of an input."""
@@ -227,6 +227,9 @@ def _relinked(
     """An operation that reads rebuilt tensors; the reader of the input reads it in the new layout."""
     if isinstance(op, ExternOp) and any(tensor in replaced for tensor in op.inputs):
         return replace(op, inputs=tuple(replaced.get(tensor, tensor) for tensor in op.inputs))
+    if isinstance(op, ScanOp) and any(tensor in replaced for tensor in op.inputs):
+        inits, updates = (tuple(replaced.get(tensor, tensor) for tensor in part) for part in (op.inits, op.updates))
+        return replace(op, inits=inits, updates=updates)
     if not isinstance(op, ComputeOp):
         return op
     source = dag.nodes[change.source].tensor

@@ -15,9 +15,9 @@ from retune.compiler.te.tensor import (
     PARTIAL_SUMS,
     SCATTERS,
     ComputeOp,
-    ExternOp,
     Operation,
     TensorRead,
+    WithoutLoops,
 )
 
 LEAST_PIECE = 16
@@ -254,5 +254,5 @@ def single_elementwise_consumer(state: State, stage_id: int) -> int | None:
 
 
 def is_read_by_function(state: State, stage_id: int) -> bool:
-    """Whether a stage that calls a function reads this stage, which must then be whole in memory."""
-    return any(isinstance(state.stages[reader].op, ExternOp) for reader in state.dag.readers[stage_id])
+    """Whether a stage that calls a function or a scan reads this stage, which must then be whole in memory."""
+    return any(isinstance(state.stages[reader].op, WithoutLoops) for reader in state.dag.readers[stage_id])

@@ -16,7 +16,19 @@ from retune.compiler.runtime.ffi.registry import find_function
 from retune.compiler.schedule.dag_text import dag_text, fingerprint, shortened
 from retune.compiler.schedule.flops import UNKNOWN, flops_of
 from retune.compiler.schedule.op_order import outputs_in_order
-from retune.compiler.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor, post_order, reads_of, results_of
+from retune.compiler.te.checks import check_reads, is_earlier
+from retune.compiler.te.tensor import (
+    ComputeOp,
+    Operation,
+    PlaceholderOp,
+    ScanOp,
+    Tensor,
+    TensorRead,
+    post_order,
+    reads_of,
+    results_of,
+    scans_of,
+)
 
 _Analysis = TypeVar("_Analysis", bound=Callable[..., Any])
 
@@ -65,9 +77,11 @@ class ComputeDAG:
         # Equal tensors may be different objects: the caller's handles win, and of these the first.
         handles = {tensor: tensor for tensor in (*reversed(reads), *reversed(io_tensors))}
         nodes = tuple(Node(tuple(handles.get(tensor, tensor) for tensor in results_of(op)), op) for op in ops)
-        inputs = {tensor.op for tensor in listed}
-        unlisted = [node.tensor for node in nodes if isinstance(node.op, PlaceholderOp) and node.op not in inputs]
+        states = {state.op for op in ops if isinstance(op, ScanOp) for state in op.states}
+        known = {*states, *(tensor.op for tensor in listed)}
+        unlisted = [node.tensor for node in nodes if isinstance(node.op, PlaceholderOp) and node.op not in known]
         self._setup(nodes, (*listed, *unlisted), tuple(computed))
+        _check_scans(self, (*listed, *computed))
 
     def _setup(self, nodes: tuple[Node, ...], inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
         self.analyses: dict[tuple[object, ...], Any] = {}  # of `cached_on_dag`
@@ -121,10 +135,20 @@ class ComputeDAG:
         return frozenset(self.id_of(tensor) for tensor in self.outputs)
 
     @cached_property
+    def scan_of(self) -> dict[int, int]:
+        """The number of the scan of every operation that runs once in each of its steps."""
+        return scans_of(self.ops, self.id_of)
+
+    @cached_property
     def flop_count(self) -> float:
         """Operations of one evaluation, by the rules of `retune.compiler.schedule.flops`; -1 when no rule fits."""
         counts = [flops_of(op) for op in self.ops]
-        return UNKNOWN if UNKNOWN in counts else sum(counts)
+        return UNKNOWN if UNKNOWN in counts else sum(count * self.runs_of(i) for i, count in enumerate(counts))
+
+    def runs_of(self, op_id: int) -> int:
+        """How often an operation runs: once, or once in every step of a scan."""
+        scan = self.ops[self.scan_of[op_id]] if op_id in self.scan_of else None
+        return scan.steps if isinstance(scan, ScanOp) else 1
 
     @cached_property
     def _hash(self) -> str | int:
@@ -189,6 +213,21 @@ def _checked_reads(op: Operation) -> Iterator[Tensor]:
                 "; rewrite_compute_body puts reads of a weight in another layout right"
             )
         yield tensor
+
+
+def _check_scans(dag: ComputeDAG, listed: Sequence[Tensor]) -> None:
+    """Check that what runs in the steps of a scan stays there, and that only states are read at earlier elements."""
+    states = {state.op: op.name for op in dag.ops if isinstance(op, ScanOp) for state in op.states}
+    for tensor in listed:
+        scan = dag.scan_of.get(dag.id_of(tensor))
+        if scan is not None or tensor.op in states:
+            owner = states[tensor.op] if scan is None else dag.ops[scan].name
+            raise DefinitionError(f"{tensor.name} is a part of the steps of {owner}; list the scan's result")
+    for op in dag.ops:
+        reads = reads_of(op) if isinstance(op, ComputeOp) else ()
+        earlier = (is_earlier(TensorRead(*read)) for read in reads if read[1] and read[0].op not in states)
+        if isinstance(op, ComputeOp) and any(earlier):
+            check_reads(op.name, op.body, complete=True)
 
 
 def _check_tensors(tensors: Sequence[Tensor]) -> None:

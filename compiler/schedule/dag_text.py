@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from retune.compiler.ir.expr import Call, Expr, Select
 from retune.compiler.te.prim_func import unique_names, with_named_reads
 from retune.compiler.te.reduction import Reduce
-from retune.compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, PlaceholderOp, Tensor
+from retune.compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, PlaceholderOp, ScanOp, Tensor
 
 # As TVM shortens graphs.
 _MAX_LINE = 256
@@ -29,6 +29,8 @@ def dag_text(ops: Sequence[Operation], id_of: Callable[[Tensor], int], simple: b
             lines.append(f"{names.of_op[op_id]} = PLACEHOLDER" + ("" if simple else f" {list(op.shape)}"))
         elif isinstance(op, ExternOp):
             lines.append(_extern_line(op, op_id, names))
+        elif isinstance(op, ScanOp):
+            lines.append(_scan_line(op, op_id, names))
         else:
             axes = ", ".join(map(str, op.axes))
             for index, (sign, value) in enumerate(_assignments(op)):
@@ -59,6 +61,8 @@ def fingerprint(ops: Sequence[Operation], id_of: Callable[[Tensor], int], layout
             lines.append(f"{names.of_op[op_id]} = PLACEHOLDER {list(op.shape)} {op.dtype}{free}")
         elif isinstance(op, ExternOp):
             lines.append(_extern_line(op, op_id, names))
+        elif isinstance(op, ScanOp):
+            lines.append(_scan_line(op, op_id, names))
         else:
             axes = ", ".join(f"{axis}:{axis.extent}" for axis in (*op.axes, *op.reduce_axes))
             for index, (sign, value) in enumerate(_exact_assignments(op)):
@@ -108,6 +112,15 @@ class _Names:
     def printable(self, body: Expr) -> Expr:
         """The body with every tensor under its name here."""
         return with_named_reads(body, self.of_tensor)
+
+
+def _scan_line(op: ScanOp, op_id: int, names: _Names) -> str:
+    """The steps, and for every state its placeholder, first values and update by name."""
+    states = "; ".join(
+        " ".join(map(names.of_tensor, tensors)) for tensors in zip(op.states, op.inits, op.updates, strict=True)
+    )
+    results = ", ".join(f"{list(shape)} {dtype}" for shape, dtype in zip(op.shapes, op.dtypes, strict=True))
+    return f"{names.of_op[op_id]} = SCAN {results} from {op.step} = {op.first} ({states})"
 
 
 def _extern_line(op: ExternOp, op_id: int, names: _Names) -> str:

@@ -12,7 +12,7 @@ from retune.compiler.core.errors import ScheduleError
 from retune.compiler.ir.affine import Number as Number
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.reduction import Axis, AxisKind
-from retune.compiler.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp
+from retune.compiler.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp, ScanOp, WithoutLoops
 
 SHARED_SUFFIX = ".shared"
 """The end of the names of stages that the threads of a GPU block fill together: `CacheRead` appends its scope."""
@@ -214,11 +214,9 @@ class State:
         Raises: ScheduleError when the step does not fit.
         """
         op = self.stage(step.stage).op
-        if isinstance(op, ExternOp) and not step.only_readers:
-            raise ScheduleError(
-                f"{op.name}: it calls the function {op.call.function} and has no loops to transform; schedule the "
-                "stages around it"
-            )
+        if isinstance(op, WithoutLoops) and not step.only_readers:
+            what = f"calls the function {op.call.function}" if isinstance(op, ExternOp) else "is a scan"
+            raise ScheduleError(f"{op.name}: it {what} and has no loops to transform; schedule the stages around it")
         # States are immutable and share stages, so thousands of candidates of a sketch cost little memory.
         after = step.apply(self)
         return State(after.dag, after.stages, (*self.steps, step))
@@ -270,6 +268,8 @@ class State:
                 lines.extend(self._stage_lines(stage_id, 0))
             elif isinstance(stage.op, ExternOp):
                 lines.append(f"{stage.op.name} = {stage.op.call}")
+            elif isinstance(stage.op, ScanOp):
+                lines.append(f"{stage.op.name} = scan({', '.join(update.name for update in stage.op.updates)})")
         return "\n".join(lines)
 
     def _stage_lines(self, stage_id: int, depth: int) -> Iterable[str]:

@@ -125,14 +125,17 @@ def real(where: str, value: Operand) -> Expr:
     return expr
 
 
-def check_reads(name: str, body: Expr) -> None:
+def check_reads(name: str, body: Expr, *, complete: bool = False) -> None:
     """Refuse a read outside of its tensor where the range of the index is known: a sum of multiples of axes, such a sum
-    divided, or any index of axes alone with few values. Below a lazy choice every read is allowed.
+    divided, or any index of axes alone with few values. Below a lazy choice every read is allowed; unless the check is
+    `complete` also a read of earlier elements of an input, which may be the state of a scan.
     """
     for read in _eager_reads(body):
         if not getattr(read.tensor.op, "index_checked", True):
             continue  # it is read in the layout it had before
         for dim, (index, extent) in enumerate(zip(read.indices, read.tensor.shape, strict=True)):
+            if dim == 0 and is_earlier(read) and not complete:
+                continue
             # Intervals first; an undecided index is evaluated at all points, if these are few.
             limits = _range(index) or _counted(index)
             if limits is not None and not 0 <= limits[0] <= limits[1] < extent:
@@ -140,6 +143,15 @@ def check_reads(name: str, body: Expr) -> None:
                     f"{name}: index {dim} of {read} runs from {limits[0]} to {limits[1]}, outside of "
                     f"0 .. {extent - 1}; choose with if_then_else where to read"
                 )
+
+
+def is_earlier(read: TensorRead) -> bool:
+    """Whether an input is read at an axis minus a number along its first dimension, as the state of a scan."""
+    if read.tensor.op.input_tensors or not read.indices or not isinstance(read.indices[0], Binary):
+        return False
+    form = affine(read.indices[0])
+    steps = [coefficient for atom, coefficient in form.terms.items() if isinstance(atom, Axis)]
+    return form.const < 0 and steps == [1] and len(form.terms) == 1
 
 
 def _eager_reads(expr: Expr) -> Iterator[TensorRead]:

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,14 @@ from retune.compiler.te.tensor import (
     ComputeOp,
     ExternOp,
     Handle,
+    Operation,
     PlaceholderOp,
+    ScanOp,
     Tensor,
     TensorRead,
     post_order,
     results_of,
+    scans_of,
 )
 
 Array = NDArray[Any]
@@ -48,8 +52,13 @@ def evaluate(outputs: Sequence[Tensor], inputs: Mapping[Tensor, Array]) -> list[
     values: dict[Tensor, Array] = {}
     for tensor, array in inputs.items():
         values[tensor] = _checked_input(tensor, array)
-    for op in post_order(outputs):
-        if results_of(op)[0] in values:
+    order = list(post_order(outputs))
+    numbers = {op: number for number, op in enumerate(order)}
+    scan_of = scans_of(order, lambda tensor: numbers[tensor.op])
+    states = {state.op for op in order if isinstance(op, ScanOp) for state in op.states}
+    for number, op in enumerate(order):
+        # What is computed in every step, a scan evaluates.
+        if results_of(op)[0] in values or op in states or number in scan_of:
             continue
         if isinstance(op, PlaceholderOp):
             raise DefinitionError(f"no value given for the placeholder {op.name}")
@@ -57,7 +66,11 @@ def evaluate(outputs: Sequence[Tensor], inputs: Mapping[Tensor, Array]) -> list[
             results = _call(op, values)
         else:
             with np.errstate(all="ignore"):
-                results = _compute(op, values)
+                results = (
+                    _compute(op, values)
+                    if isinstance(op, ComputeOp)
+                    else _scan(op, [order[inner] for inner in sorted(scan_of) if scan_of[inner] == number], values)
+                )
         values.update(zip(results_of(op), results, strict=True))
     return [values[tensor] for tensor in outputs]
 
@@ -92,12 +105,29 @@ def _call(op: ExternOp, values: Mapping[Tensor, Array]) -> list[Array]:
     return [result.numpy() for result in results]
 
 
-def _compute(op: ComputeOp, values: Mapping[Tensor, Array]) -> list[Array]:
+def _scan(op: ScanOp, stages: Sequence[Operation], values: Mapping[Tensor, Array]) -> list[Array]:
+    """The states after all steps, in each of which `stages` are computed in order."""
+    results = [np.zeros(shape, dtype) for shape, dtype in zip(op.shapes, op.dtypes, strict=True)]
+    inside = {**values, **dict(zip(op.states, results, strict=True))}
+    for init, result in zip(op.inits, results, strict=True):
+        result[: op.first] = values[init]
+    for step in range(op.first, op.shape[0]):
+        for stage in stages:
+            assert isinstance(stage, ComputeOp), "only computes run in a step"
+            inside.update(zip(results_of(stage), _compute(stage, inside, {op.step: np.asarray(step)}), strict=True))
+        for update, result in zip(op.updates, results, strict=True):
+            result[step] = inside[update]
+    return results
+
+
+def _compute(
+    op: ComputeOp, values: Mapping[Tensor, Array], variables: Mapping[Var, Array] = MappingProxyType({})
+) -> list[Array]:
     if isinstance(op.body, Reduce):
-        results = _reduce(op, op.body, values)
+        results = _reduce(op, op.body, values, variables)
     else:
         grid = _grid(op.axes, len(op.axes))
-        results = [_Evaluator(op.name, values, grid).value(value) for value in op.values]
+        results = [_Evaluator(op.name, values, grid, variables).value(value) for value in op.values]
     return [
         # A copy: the broadcast is a read-only view.
         np.array(np.broadcast_to(result, op.shape), dtype=dtype)
@@ -120,7 +150,7 @@ _UFUNCS: dict[str, np.ufunc] = {
 }
 
 
-def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list[Array]:
+def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array], variables: Mapping[Var, Array]) -> list[Array]:
     """Inner reduce axes become further dimensions of the space, the outer axes a loop where it grows too big."""
     inner: list[Axis] = []
     size = math.prod(op.shape)
@@ -138,7 +168,7 @@ def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list
     full = op.shape + tuple(axis.extent for axis in inner)
     for point in itertools.product(*(range(axis.extent) for axis in outer)):
         fixed = {axis: np.asarray(coordinate) for axis, coordinate in zip(outer, point, strict=True)}
-        evaluator = _Evaluator(op.name, values, {**grid, **fixed})
+        evaluator = _Evaluator(op.name, values, {**grid, **fixed}, variables)
         parts = [np.broadcast_to(evaluator.value(value), full) for value in op.values]
         # A custom combiner has no ufunc: elements are joined one after another, each for all points together.
         if isinstance(body.combiner, Combiner):

@@ -17,6 +17,7 @@ from retune.compiler.te.tensor import (
     ExternOp,
     Handle,
     PlaceholderOp,
+    ScanOp,
     Tensor,
     TensorRead,
     post_order,
@@ -56,6 +57,8 @@ def create_prim_func(args: Sequence[Tensor], name: str = "main") -> PrimFunc:
     if all(isinstance(tensor.op, PlaceholderOp) for tensor in args):
         raise DefinitionError(f"{name}: none of its tensors is computed")
     for op in post_order(args):
+        if isinstance(op, ScanOp):
+            raise DefinitionError(f"{name}: {op.name} is a scan, which no function of loops spells; build its tensors")
         missing = [tensor.name for tensor in results_of(op) if isinstance(op, PlaceholderOp) and tensor not in args]
         if missing:
             raise DefinitionError(f"{name}: the input {missing[0]} is not among its tensors")
@@ -76,7 +79,10 @@ def _lines(function: PrimFunc) -> Iterator[str]:
             for tensor in results_of(op)
             if tensor not in function.args
         )
-        yield from _extern(op, names) if isinstance(op, ExternOp) else _loops(op, names)
+        if isinstance(op, ExternOp):
+            yield from _extern(op, names)
+        elif isinstance(op, ComputeOp):
+            yield from _loops(op, names)
 
 
 def _kind(tensor: Tensor) -> str:

@@ -5,6 +5,7 @@ Operations compare by identity, expressions by value; a tensor is a numbered res
     Operation = PlaceholderOp                    an input
               | ComputeOp(axes, body)            one expression per result, over the same axes
               | ExternOp(inputs, call)           whatever a registered function writes
+              | ScanOp(inits, states, updates)   states step by step, see `retune.compiler.te.scan`
 """
 
 import importlib
@@ -15,8 +16,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from retune.compiler.core.errors import DefinitionError
-from retune.compiler.ir.expr import BOOL, INDEX, BinaryOp, Const, Expr, Operand, as_expr, binary, is_float
-from retune.compiler.ir.visit import children, walk
+from retune.compiler.ir.expr import BOOL, INDEX, BinaryOp, Const, Expr, Operand, Var, as_expr, binary, is_float
+from retune.compiler.ir.visit import children, uses, walk
 from retune.compiler.te.reduction import Axis, AxisKind, Reduce, values_of
 
 LOOKS_UP_TABLES = "looks_up_tables"
@@ -211,12 +212,94 @@ class ExternOp:
         return self.dtypes[0]
 
 
-Operation = PlaceholderOp | ComputeOp | ExternOp
+@dataclass(frozen=True, eq=False, slots=True)
+class ScanOp:
+    """States that are updated step by step: the result of a state holds it after every step.
+
+    Elements 0 .. first-1 along the first axis of result `i` are `inits[i]`. Then for every value of `step` up to the
+    extent of that axis the stages that lead to `updates` run, and element `step` is `updates[i]`, a tensor without that
+    axis. The stages read `step`, and earlier elements of the results as elements of the placeholders `states`.
+    """
+
+    name: str
+    step: Var
+    inits: "tuple[Tensor, ...]"
+    states: "tuple[Tensor, ...]"
+    updates: "tuple[Tensor, ...]"
+    attrs: Mapping[str, Any]
+
+    @property
+    def tag(self) -> str:
+        return str(self.attrs.get("tag", ""))
+
+    @property
+    def inputs(self) -> "tuple[Tensor, ...]":
+        """All tensors that it is made of."""
+        return (*self.inits, *self.states, *self.updates)
+
+    @property
+    def input_tensors(self) -> "tuple[Tensor, ...]":
+        return self.inputs
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(state.shape for state in self.states)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(state.dtype for state in self.states)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the first result."""
+        return self.shapes[0]
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the first result."""
+        return self.dtypes[0]
+
+    @property
+    def first(self) -> int:
+        """The first value of `step`."""
+        return self.inits[0].shape[0]
+
+    @property
+    def steps(self) -> int:
+        """How many steps run."""
+        return self.shape[0] - self.first
+
+
+Operation = PlaceholderOp | ComputeOp | ExternOp | ScanOp
+WithoutLoops = ExternOp | ScanOp
+"""Operations that read whole tensors, which must be in memory, and have no loops to transform."""
+
+
+def scans_of(ops: "Sequence[Operation]", number_of: "Callable[[Tensor], int]") -> dict[int, int]:
+    """The number of the scan of every operation that runs once a step: it makes an update, or it depends on the step or
+    on a state.
+
+    `ops` are in topological order; `number_of` has the number of the operation that makes a tensor.
+    """
+    scan_of: dict[int, int] = {}
+    for number, scan in enumerate(ops):
+        if not isinstance(scan, ScanOp):
+            continue
+        moving = set(map(number_of, scan.states))
+        updates = set(map(number_of, scan.updates))
+        for other, op in enumerate(ops):
+            reads = any(number_of(source) in moving for source in sources_of(op))
+            if isinstance(op, ComputeOp) and (other in updates or reads or uses(op.body, scan.step)):
+                moving.add(other)
+                scan_of[other] = number
+    return scan_of
 
 
 def reads_of(op: Operation) -> "tuple[tuple[Tensor, tuple[Expr, ...]], ...]":
-    """The (tensor, indices) of every textual read, in order; extern operations read whole tensors, without indices."""
-    if isinstance(op, ExternOp):
+    """The (tensor, indices) of every textual read, in order; operations without loops read whole tensors, without
+    indices.
+    """
+    if isinstance(op, WithoutLoops):
         return tuple((tensor, ()) for tensor in op.inputs)
     if isinstance(op, PlaceholderOp):
         return ()

@@ -7,6 +7,7 @@ are those of `onnxruntime_c_api.h`.
 from llvmlite import ir
 
 from retune.compiler.codegen.abi.c_module import INT, LONG, NULL, POINTER, Argument, CFunction, CModule, signature
+from retune.compiler.codegen.scan_loop import BARRIER
 from retune.compiler.runtime.artifact import ALIGNMENT
 
 VERSION = 17
@@ -93,6 +94,8 @@ class OrtModule(CModule):
         for name, variable in shares.items():
             number = self.define(name, "i32", linkage="hidden")
             number.ret(number.load(INT, variable))
+        # Kernels that wait run on one thread.
+        self.define(BARRIER, "void", linkage="hidden").ret()
         share, count = shares.values()
         # `loop` is the function, its data and the number of shares.
         work = self.define("retune.work", "void", "ptr, i64")

@@ -22,6 +22,7 @@ from retune.compiler.codegen.abi.c_module import INT, LONG, NULL, POINTER, CFunc
 from retune.compiler.codegen.abi.cpu_guard import cpu_guard
 from retune.compiler.codegen.abi.custom_op_support import FIELDS, VERSION, OrtModule
 from retune.compiler.codegen.cpu import compile_module
+from retune.compiler.codegen.scan_loop import BARRIER
 from retune.compiler.core.errors import ArtifactError
 from retune.compiler.core.target import Target
 from retune.compiler.runtime.artifact import ALIGNMENT
@@ -324,6 +325,7 @@ class _Compute:
             kernel.name: (self.module.declare(kernel.name, "i32", "ptr, i32", "hidden"), kernel.workspace_bytes)
             for kernel in self.op.network.kernels
         }
+        waiting = {kernel.name for kernel in self.op.network.kernels if BARRIER.encode() in kernel.object_code}
         threads = int(self.op.network.metadata.get("threads", 1))
         # Thread-local, and restored at the end: the run may be nested in another operator's on this thread.
         outer = run.load(POINTER, self.module.context)
@@ -336,7 +338,8 @@ class _Compute:
             addresses = [buffers[plan.buffers[number].storage] for number in call.buffers]
             for slot, address in enumerate([*addresses, workspace if nbytes else NULL]):
                 run.store(address, arguments, 8 * slot)
-            code = run.builder.or_(code, run.call(kernel, arguments, threads))
+            # Shares of ONNX Runtime's threads may run one after another, so they cannot wait for each other.
+            code = run.builder.or_(code, run.call(kernel, arguments, 1 if call.kernel in waiting else threads))
         run.store(outer, self.module.context)
         return code
 

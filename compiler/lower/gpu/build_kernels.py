@@ -22,7 +22,7 @@ from retune.compiler.lower.nests import NestLoop, fixed, join_into, loop_var
 from retune.compiler.schedule.access import held_types
 from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation, Attached, State
 from retune.compiler.te.reduction import Reduce
-from retune.compiler.te.tensor import ComputeOp, ExternOp
+from retune.compiler.te.tensor import ComputeOp, ExternOp, ScanOp
 
 _THREADS = {
     Annotation.THREAD_X: LoopKind.THREAD_X,
@@ -42,6 +42,8 @@ def build_kernels(state: State, name: str, builder: "type[KernelBuilder] | None"
     for op in state.dag.ops:
         if isinstance(op, ExternOp):
             raise LoweringError(f"{op.name}: calls the function {op.call.function}, which a GPU kernel cannot")
+        if isinstance(op, ScanOp):
+            raise LoweringError(f"{op.name}: is a scan, which a GPU kernel cannot run")
     kernel_builder = (builder or KernelBuilder)(state)
     nests = kernel_builder.statements()
     return tuple(kernel_builder.described(f"{name}_kernel{number}", nest) for number, (_, nest) in enumerate(nests))

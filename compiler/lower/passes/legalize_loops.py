@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.affine import stride_of
 from retune.compiler.ir.expr import Load, Select, Var
-from retune.compiler.ir.rewrite import accesses_of, find_stmts, rewrite, statements_of
+from retune.compiler.ir.rewrite import accesses_of, find_stmts, rewrite
 from retune.compiler.ir.stmt import (
     Allocate,
     For,
@@ -22,6 +22,7 @@ from retune.compiler.ir.stmt import (
     Store,
     exprs_of,
     is_temporary,
+    map_outermost,
     walk_stmt,
 )
 from retune.compiler.ir.visit import find, has, uses
@@ -42,14 +43,17 @@ class LegalizeLoops:
         Raises: LoweringError for a parallel loop inside another loop.
         """
         body = rewrite(function.body, {For: self._demote})
-        for top in statements_of(body):
+
+        def check(top: Stmt) -> Stmt:
             for inner in find_stmts(For, top):
                 if inner is not top and inner.kind is LoopKind.PARALLEL:
                     raise LoweringError(
                         f"{function.name}: the parallel loop {inner.var} lies inside another loop; "
                         "only an outermost loop can run in parallel"
                     )
-        return replace(function, body=body)
+            return top
+
+        return replace(function, body=map_outermost(body, check))
 
     def _demote(self, loop: For) -> Stmt | None:
         legal = loop.kind is not LoopKind.VECTOR or _lanes_independent(loop, self.masks)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from retune.compiler.ir.expr import Buffer, Expr
-from retune.compiler.ir.rewrite import find_stmts, redirect, rewrite, statements_of
-from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, block
+from retune.compiler.ir.rewrite import find_stmts, redirect, rewrite
+from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, map_outermost
 
 _MARGIN = 16 << 10
 """Bytes of the stack that later passes and LLVM may use."""
@@ -26,19 +26,21 @@ class MoveLocals:
 
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel without local buffers that no stack holds, as far as the workspace may hold them."""
-        parts: list[Stmt] = []
         moved: dict[str, Buffer] = {}
-        for part in statements_of(function.body):
+
+        def move(part: Stmt) -> Stmt:
             targets = dict(self._targets(part))
-            moved |= {buffer.name: large for buffer, (large, _) in targets.items()}
-            parts.append(_moved(part, targets) if targets else part)
+            moved.update((buffer.name, large) for buffer, (large, _) in targets.items())
+            return _moved(part, targets) if targets else part
+
+        body = map_outermost(function.body, move)
         if not moved:
             return function
         limits = ((moved[name].name, limit) for name, limit in function.unroll_limits if name in moved)
         return replace(
             function,
             workspace=(*function.workspace, *moved.values()),
-            body=block(*parts),
+            body=body,
             unroll_limits=(*function.unroll_limits, *limits),
         )
 

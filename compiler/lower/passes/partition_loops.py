@@ -59,10 +59,15 @@ class PartitionLoops:
     def apply(self, function: LoopFunction) -> LoopFunction:
         if not has_stmt(If, function.body) and not any(map(_stores_choice, walk_stmt(function.body))):
             return function
-        tops = statements_of(function.body)
-        # Copies multiply code size and compile time: the budget shrinks with the statements of the nest.
-        done = [_visit(top, {}, min(MAX_COPIES, max(1, MAX_STATEMENTS // _leaves(top)))) for top in tops]
-        return replace(function, body=block(*done))
+
+        def visit(top: Stmt, ranges: Ranges) -> Stmt:
+            if isinstance(top, For) and top.kind is LoopKind.STEPS:
+                inside = ranges_inside(top, ranges)
+                return _around(top, block(*(visit(part, inside) for part in statements_of(top.body))))
+            # Copies multiply code size and compile time: the budget shrinks with the statements of the nest.
+            return _visit(top, ranges, min(MAX_COPIES, max(1, MAX_STATEMENTS // _leaves(top))))
+
+        return replace(function, body=block(*(visit(top, {}) for top in statements_of(function.body))))
 
 
 def _leaves(stmt: Stmt) -> int:

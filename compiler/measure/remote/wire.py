@@ -46,7 +46,7 @@ from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask, restored_task
 from retune.compiler.te.reduction import Axis, AxisKind, Combiner, Reduce, ReducedValue, Values
-from retune.compiler.te.tensor import ComputeOp, ExternOp, Handle, PackedCall, PlaceholderOp, Tensor, TensorRead
+from retune.compiler.te.tensor import ComputeOp, ExternOp, Handle, PackedCall, PlaceholderOp, ScanOp, Tensor, TensorRead
 
 KIND, VERSION = "message", 6
 _BEFORE_3 = b"{"
@@ -54,7 +54,7 @@ _BEFORE_3 = b"{"
 
 _PLAIN = (
     *(Binary, Buffer, Call, Cast, Const, Dot, Load, Not, Select, Var),
-    *(Axis, Combiner, ComputeOp, ExternOp, Handle, PackedCall, PlaceholderOp, Reduce, ReducedValue),
+    *(Axis, Combiner, ComputeOp, ExternOp, Handle, PackedCall, PlaceholderOp, Reduce, ReducedValue, ScanOp),
     *(Tensor, TensorRead, Values, Node, HardwareParams),
     *(MeasureOptions, Measurement, KernelArtifact, ArgSpec, ExternBuffer, ExternCall, Packing),
     *(DeviceCode, GpuFacts, KernelLaunch),

@@ -20,7 +20,7 @@ from retune.compiler.core.errors import ArtifactError
 
 _LOG = logging.getLogger(__name__)
 
-_REQUIRED = ("GOMP_parallel", "omp_get_thread_num", "omp_set_num_threads")
+_REQUIRED = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_set_num_threads")
 _OPTIONAL = ("omp_get_num_threads", "omp_get_max_threads")
 # OpenMP 5.0: a soft pause ends the threads and keeps settings, which a hard one (2) would reset.
 _PAUSE, _PAUSE_SOFT = "omp_pause_resource_all", 1

@@ -187,11 +187,16 @@ def _always_inlined(state: State, stage_id: int) -> bool:
     stage = state.stages[stage_id]
     if not stage.is_compute or stage.has_reduce_iter or stage_id in state.dag.output_ids:
         return False
-    if is_read_by_function(state, stage_id):
+    if is_read_by_function(state, stage_id) or _leaves_steps(state.dag, stage_id, state.dag.readers[stage_id]):
         return False
     if is_strictly_inlineable(state.dag, stage_id):
         return bool(consumers(state, stage_id))
     return _is_read_once(state.dag, stage_id) or _is_light_padding(state.dag, stage_id)
+
+
+def _leaves_steps(dag: ComputeDAG, stage_id: int, readers: Collection[int]) -> bool:
+    """Whether a stage would be computed in every step of a scan because of a reader, instead of once before."""
+    return any(dag.scan_of.get(reader) != dag.scan_of.get(stage_id) for reader in readers)
 
 
 def _is_read_once(dag: ComputeDAG, stage_id: int) -> bool:
@@ -344,7 +349,9 @@ def _reader_of(state: State, stage_id: int) -> int | None:
     reader = single_elementwise_consumer(state, stage_id)
     # A transposing copy of its input, or its own tile, would prevent the product's tile.
     plain = reader is not None and row_axis_of(state, reader) is None and _transposed(state, reader) is None
-    return reader if plain and not is_read_by_function(state, stage_id) else None
+    if not plain or reader is None or is_read_by_function(state, stage_id):
+        return None
+    return None if _leaves_steps(state.dag, stage_id, (reader,)) else reader
 
 
 def _blocked(state: State, stage_id: int, transposed: _Transposed) -> State:

@@ -14,7 +14,7 @@ import numpy as np
 
 from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule.state import Iterator, Stage, State
-from retune.compiler.te.tensor import ExternOp
+from retune.compiler.te.tensor import ExternOp, ScanOp
 
 _LARGEST = 2**31
 """The bound of numbers in records, which become arrays of int64."""
@@ -97,6 +97,11 @@ def refuse_function_input(state: State, stage_id: int, action: str) -> None:
             raise ScheduleError(
                 f"{state.stage(stage_id).op.name}: cannot {action}: {op.name} gives it to the function "
                 f"{op.call.function}, which needs the whole tensor in memory"
+            )
+        if isinstance(op, ScanOp):
+            raise ScheduleError(
+                f"{state.stage(stage_id).op.name}: cannot {action}: it is a state of the scan {op.name}, which later "
+                "steps read in memory"
             )
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule.state import Attached, Inlined, Location, Root, State
 from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_attached, refuse_family, refuse_function_input
-from retune.compiler.te.tensor import ExternOp
+from retune.compiler.te.tensor import ExternOp, WithoutLoops
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,10 @@ class ComputeAt(Step):
     def apply(self, state: State) -> State:
         """The stage's extents become unknown until bounds are inferred."""
         name = state.stage(self.stage).op.name
-        if isinstance(state.stage(self.target_stage).op, ExternOp):
-            raise ScheduleError(f"{name}: {state.stages[self.target_stage].op.name} calls a function and has no loops")
+        target = state.stage(self.target_stage).op
+        if isinstance(target, WithoutLoops):
+            what = "calls a function" if isinstance(target, ExternOp) else "is a scan"
+            raise ScheduleError(f"{name}: {target.name} {what} and has no loops")
         iterator_of(state, self.target_stage, self.target_iter)
         # Stages are in topological order: only a later stage can read this stage.
         if self.target_stage <= self.stage:

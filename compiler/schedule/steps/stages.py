@@ -28,7 +28,7 @@ from retune.compiler.schedule.state import (
 )
 from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_annotated, refuse_attached, refuse_family
 from retune.compiler.te.reduction import Axis, AxisKind
-from retune.compiler.te.tensor import ComputeOp, ExternOp
+from retune.compiler.te.tensor import ComputeOp, ExternOp, WithoutLoops
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,9 @@ class CacheRead(Step):
             if reader not in all_readers:
                 names = ", ".join(f"{number} ({state.stages[number].op.name})" for number in all_readers) or "none"
                 raise ScheduleError(f"{name}: {state.stage(reader).op.name} does not read it; stages that do: {names}")
-            if isinstance(state.stages[reader].op, ExternOp):
-                raise ScheduleError(f"{name}: {state.stages[reader].op.name} is a function's call and reads no cache")
+            if isinstance(state.stages[reader].op, WithoutLoops):
+                what = "a function's call" if isinstance(state.stages[reader].op, ExternOp) else "a scan"
+                raise ScheduleError(f"{name}: {state.stages[reader].op.name} is {what} and reads no cache")
         try:
             dag = graph_edits.cache_read(state.dag, self.stage, self.scope, self.readers)
         except DefinitionError as error:

@@ -110,7 +110,7 @@ def test_body_of_a_wrong_type_is_refused(body: Body, words: str) -> None:
     ("body", "words"),
     [
         (lambda i: X[i + 5], r"y: index 0 of x\[\(i \+ 5\)\] runs from 5 to 14, outside of 0 .. 9"),
-        (lambda i: X[i - 1], "from -1 to 8"),
+        (lambda i: X[i * 2 - 1], "from -1 to 17"),
         (lambda i: X[10], "from 10 to 10"),
         (lambda i: X[i * 2 - i + 1], "from 1 to 10"),
         (lambda i: X[12 - i], "from 3 to 12"),
