@@ -17,7 +17,7 @@ folders are at the top of the repository. Importing this module loads none of th
 
 import sys
 from importlib import import_module, metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from retune.api import compile, explain, export, profile, tune
@@ -47,7 +47,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Load a public name when it is first used."""
     if name not in _HOMES:
         raise AttributeError(f"module 'retune' has no attribute {name!r}; it has {', '.join(__all__)}")

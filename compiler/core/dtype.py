@@ -9,6 +9,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+"""An array of any shape and element type."""
+DType = np.dtype[Any]
+"""An element type of NumPy's or of `ml_dtypes`."""
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16).name
 # No number type has a longer name; NumPy would parse, and remember, any text of a file.
@@ -45,7 +51,7 @@ def _number_type(name: str) -> str:
     return dtype.name
 
 
-def is_number(dtype: "np.dtype[Any]") -> bool:
+def is_number(dtype: DType) -> bool:
     """Whether arrays of `dtype` hold numbers that kernels know."""
     # Most types of ml_dtypes are of NumPy's kind V, so they are known by their names.
     return dtype.kind in "biuf" or dtype.name in (BFLOAT16, *NARROW)

@@ -4,10 +4,11 @@ The numbers of an architecture are those of its best-known device, for estimates
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from retune.compiler.core.dtype import Array
 
 # Of every GPU since compute capability 7.0, by the tables of NVIDIA's CUDA programming guide and its occupancy
 # calculator: registers are allotted to warps, shared memory to blocks, each in these units.
@@ -23,7 +24,7 @@ MOST_REGISTERS = 255
 STATIC_SHARED = 48 * 1024
 """Bytes of shared memory that a block may have on every GPU without asking at launch."""
 
-_Count = int | NDArray[Any]
+_Count = int | Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """
     homes = {name: module for module, names in modules.items() for name in names.split() or [module.rpartition(".")[2]]}
 
-    def load(name: str) -> Any:
+    def load(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = import_module(f"{package}.{homes[name]}")

@@ -5,14 +5,11 @@ A packing is immutable and made of integers; it permutes elements, may pad them 
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from retune.compiler.core.dtype import Array
 from retune.compiler.core.errors import ArtifactError
-
-Array = NDArray[Any]
 
 _MOST_PADDED = 1.125
 """The largest ratio of padded to original elements, since kernels read the zeros too. Chosen, not measured."""

@@ -8,10 +8,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Self
 
 from retune.compiler.core.errors import TargetError
 from retune.compiler.core.gpu_facts import GpuFacts, facts_of
+from retune.compiler.core.json_reader import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,8 @@ class Target:
 
     def __init__(
         self,
-        kind: "str | Mapping[str, Any] | Target" = "llvm",
-        host: "str | Mapping[str, Any] | Target | None" = None,
+        kind: "str | JsonObject | Target" = "llvm",
+        host: "str | JsonObject | Target | None" = None,
         *,
         triple: str = "",
         cpu: str = "",

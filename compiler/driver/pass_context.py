@@ -30,7 +30,7 @@ class PassContext:
     Raises: PassOptionError for an option that is unknown or of another type, OptionError for another level.
     """
 
-    def __init__(self, opt_level: int = 3, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, opt_level: int = 3, config: Mapping[str, object] | None = None) -> None:
         if isinstance(opt_level, bool) or opt_level not in _LEVELS:
             raise OptionError(f"opt_level is an integer from 0 to {_LEVELS[-1]}, not {opt_level!r}")
         self.opt_level = opt_level

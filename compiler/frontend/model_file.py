@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 
+from retune.compiler.core.dtype import Array
 from retune.compiler.core.errors import ModelFormatError
 
 _log = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ def _bytes(tensor: onnx.TensorProto) -> int:
     return count * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
-def tensor_array(tensor: onnx.TensorProto) -> "np.ndarray[Any, Any]":
+def tensor_array(tensor: onnx.TensorProto) -> Array:
     """The elements of a tensor, possibly still in a file. Raises: ModelFormatError when the file cannot be read."""
     if not uses_external_data(tensor):
         return onnx.numpy_helper.to_array(tensor)

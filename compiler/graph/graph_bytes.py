@@ -13,6 +13,7 @@ import numpy as np
 
 from retune.compiler.core.dtype import item_bytes
 from retune.compiler.core.errors import ArtifactError, RetuneError
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from retune.compiler.graph.verify import verify
 from retune.compiler.ir.dims import dim_from_json, dim_to_json
@@ -62,7 +63,7 @@ def graph_to_parts(graph: Graph) -> tuple[Mapping[str, object], Sequence[Array]]
     return head, list(graph.constants.values())
 
 
-def graph_from_parts(head: Mapping[str, Any], constants: Sequence[Array]) -> Graph:
+def graph_from_parts(head: JsonObject, constants: Sequence[Array]) -> Graph:
     """The graph of `graph_to_parts`; its nodes are not checked against their operators.
 
     Raises: DefinitionError when the parts are inconsistent; an error of `archive.DAMAGE` for other JSON.
@@ -109,7 +110,7 @@ def _attr_to_json(attr: Attribute) -> object:
     return attr if isinstance(attr, float | bool | str) else dim_to_json(attr)
 
 
-def _node(op: str, inputs: list[str], outputs: list[str], attrs: Mapping[str, Any], name: str) -> Node:
+def _node(op: str, inputs: list[str], outputs: list[str], attrs: JsonObject, name: str) -> Node:
     return Node(op, tuple(inputs), tuple(outputs), {key: _attr_from_json(attr) for key, attr in attrs.items()}, name)
 
 

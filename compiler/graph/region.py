@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from retune.compiler.core.errors import ShapeMismatchError
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.graph_bytes import graph_from_bytes, graph_to_bytes
 from retune.compiler.graph.ir import Array, Graph
@@ -146,7 +147,7 @@ class Region(ABC):
         }
 
     @staticmethod
-    def _fields(head: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields(head: JsonObject) -> dict[str, Any]:
         """The inverse of `_description`, with the name. Raises: KeyError or TypeError for anything else."""
         names = {key: names_in(head[key]) for key in ("inputs", "constants", "determining")}
         return {"name": str(head["name"]), **names, "results": tuple(Param.from_json(*row) for row in head["results"])}

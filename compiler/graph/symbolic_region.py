@@ -8,8 +8,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.graph_bytes import graph_from_parts, graph_to_parts
 from retune.compiler.graph.ir import Array, Graph
@@ -115,7 +116,7 @@ def _likely(dim: int) -> Dimension:
     return str(dim) if str(dim) in dim.symbols else None
 
 
-def _variant(row: Mapping[str, Any], archive: Archive, part: str) -> SymbolicGraph:
+def _variant(row: JsonObject, archive: Archive, part: str) -> SymbolicGraph:
     count = len(row["graph"]["constants"])
     graph = graph_from_parts(row["graph"], [archive.array(part.format(index)) for index in range(count)])
     guards = tuple(_guard(*guard) for guard in row["guards"])

@@ -17,10 +17,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsInt, TypeGuard
 
 import numpy as np
 
+from retune.compiler.core.dtype import Array
 from retune.compiler.core.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -183,17 +184,17 @@ class Dim(_Integer):
         return text
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether it is an int of Python or NumPy, or a `Dim`."""
     return isinstance(value, int | Dim | np.integer)
 
 
-def whole(item: Any) -> int:
+def whole(item: SupportsInt) -> int:
     """An element of an array of integers as an int, or the `Dim` that it is. Raises: as `int`."""
     return item if isinstance(item, Dim) else int(item)
 
 
-def integers(items: object) -> np.ndarray[Any, Any]:
+def integers(items: object) -> Array:
     """An int64 array of a number or numbers; an array of objects where any of them is a `Dim`."""
     array = np.asarray(items, object)
     return array if any(isinstance(item, Dim) for item in array.flat) else array.astype("int64")
@@ -215,7 +216,7 @@ def _order(term: tuple[Monomial, int]) -> tuple[int, str]:
     return -len(term[0]), "*".join(map(str, term[0]))
 
 
-def _terms(value: Any) -> Mapping[Monomial, int]:
+def _terms(value: int) -> Mapping[Monomial, int]:
     return value.terms if isinstance(value, Dim) else {(): int(value)} if value else {}
 
 
@@ -229,14 +230,14 @@ def _made(terms: Mapping[Monomial, int]) -> int:
     return Dim(kept)
 
 
-def _sum(lhs: Any, rhs: Any, sign: int) -> int:
+def _sum(lhs: int, rhs: int, sign: int) -> int:
     terms = dict(_terms(lhs))
     for monomial, factor in _terms(rhs).items():
         terms[monomial] = terms.get(monomial, 0) + sign * factor
     return _made(terms)
 
 
-def _product(lhs: Any, rhs: Any) -> int:
+def _product(lhs: int, rhs: int) -> int:
     terms: dict[Monomial, int] = {}
     for left, factor in _terms(lhs).items():
         for right, weight in _terms(rhs).items():
@@ -246,7 +247,7 @@ def _product(lhs: Any, rhs: Any) -> int:
     return _made(terms)
 
 
-def _divided(value: Any, by: Any) -> tuple[int, int]:
+def _divided(value: int, by: int) -> tuple[int, int]:
     """Quotient and remainder: the terms that `by` divides, and a `Quotient` of the others."""
     if not by:
         raise ZeroDivisionError("a dimension divided by 0")

@@ -5,15 +5,11 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from retune.compiler.core.dtype import HALVES, NARROW_INTEGERS, arithmetic_type
+from retune.compiler.core.dtype import HALVES, NARROW_INTEGERS, Array, arithmetic_type
 from retune.compiler.ir.expr import BinaryOp, is_float
-
-Array = NDArray[Any]
 
 
 def _truncated_quotient(lhs: Array, rhs: Array) -> Array:
@@ -66,7 +62,7 @@ def _leading_zeros(value: Array) -> Array:
     return np.asarray(width - np.bitwise_count(filled).astype("int32"))
 
 
-_CALLS: dict[str, Callable[..., Any]] = {
+_CALLS: dict[str, Callable[..., Array]] = {
     "exp": np.exp,
     "log": np.log,
     "sqrt": np.sqrt,

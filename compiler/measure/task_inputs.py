@@ -12,7 +12,7 @@ registering an equal array again is no error; a saved array is never silently re
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TypeVar, overload
 
 import numpy as np
 
@@ -103,7 +103,9 @@ def register_task_input_check_func(func_name: F, f: None = None, override: bool 
 def register_task_input_check_func(func_name: str, f: None = None, override: bool = False) -> Callable[[F], F]: ...
 @overload
 def register_task_input_check_func(func_name: str, f: F, override: bool = False) -> F: ...
-def register_task_input_check_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
+def register_task_input_check_func(
+    func_name: F | str, f: F | None = None, override: bool = False
+) -> F | Callable[[F], F]:
     """Register a function that returns the inputs to fill in a computation, for placeholders whose names are not known
     beforehand. Used as `register_workload` is. Returns the function.
 

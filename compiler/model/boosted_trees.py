@@ -7,17 +7,18 @@ sample, when the data have doubled or the trees have become many.
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retune.compiler.core.errors import ArtifactError, OptionError, StoreError
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.model.base import TrainingBatch
 from retune.compiler.model.features import FEATURE_NAMES
 from retune.compiler.model.metrics import ModelMetrics, judge
@@ -339,7 +340,7 @@ def pack_sum_objective(
     return objective
 
 
-def _count(header: Mapping[str, Any], name: str) -> int:
+def _count(header: JsonObject, name: str) -> int:
     """A number in the header of a saved model. Raises: ValueError unless it is an integer from 0 on."""
     value = header[name]
     if type(value) is not int or not 0 <= value < 2**63:
@@ -347,7 +348,7 @@ def _count(header: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _options_of(row: Mapping[str, Any]) -> XGBOptions:
+def _options_of(row: JsonObject) -> XGBOptions:
     """The options in the header of a saved model. Raises: TypeError for unknown options or other types."""
     options = XGBOptions(**row)
     for name, default in asdict(XGBOptions()).items():

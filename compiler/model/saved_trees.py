@@ -6,8 +6,9 @@ exactly once and no number may point outside.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from retune.compiler.core.json_reader import JsonObject
 
 _LEAF = -1
 """The child that XGBoost writes for a leaf."""
@@ -46,7 +47,7 @@ def check_trees(text: bytes, features: int) -> None:
     _forest(booster["model"], features)
 
 
-def _settings(learner: Mapping[str, Any], features: int) -> None:
+def _settings(learner: JsonObject, features: int) -> None:
     expected = {"boost_from_average": "0", "num_class": "0", "num_feature": str(features), "num_target": "1"}
     parameters = dict(learner["learner_model_param"])
     base = parameters.pop("base_score")
@@ -58,7 +59,7 @@ def _settings(learner: Mapping[str, Any], features: int) -> None:
         raise ValueError("another objective")
 
 
-def _forest(model: Mapping[str, Any], features: int) -> None:
+def _forest(model: JsonObject, features: int) -> None:
     _keys(model, {"cats", "gbtree_model_param", "iteration_indptr", "tree_info", "trees"}, may_lack={"cats"})
     if "cats" in model:
         _keys(model["cats"], {"enc", "feature_segments", "sorted_idx"})
@@ -79,7 +80,7 @@ def _forest(model: Mapping[str, Any], features: int) -> None:
         _tree(tree, features)
 
 
-def _tree(tree: Mapping[str, Any], features: int) -> None:
+def _tree(tree: JsonObject, features: int) -> None:
     lefts = tree["left_children"]
     nodes = len(lefts)
     expected = {"num_feature": str(features), "num_nodes": str(nodes), "size_leaf_vector": "1"}
@@ -122,17 +123,17 @@ def _reach(lefts: Sequence[int], rights: Sequence[int], parents: Sequence[int]) 
         raise ValueError("a tree with nodes that are not reached")
 
 
-def _keys(data: Any, allowed: set[str], may_lack: frozenset[str] | set[str] = frozenset()) -> None:
+def _keys(data: object, allowed: set[str], may_lack: frozenset[str] | set[str] = frozenset()) -> None:
     if not isinstance(data, dict) or not allowed - may_lack <= set(data) <= allowed:
         raise ValueError(f"other fields than {', '.join(sorted(allowed))}")
 
 
-def _none(holder: Mapping[str, Any], *names: str) -> None:
+def _none(holder: JsonObject, *names: str) -> None:
     for name in names:
         if holder[name] not in ([], {}):
             raise ValueError(f"{name} is not empty")
 
 
-def _whole(values: Any, least: int, end: int) -> None:
+def _whole(values: object, least: int, end: int) -> None:
     if not isinstance(values, list) or not all(type(value) is int and least <= value < end for value in values):
         raise ValueError(f"not all are integers from {least} to {end - 1}")

@@ -6,11 +6,11 @@ features0.npy, seconds0.npy, ...   the batches
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 
 from retune.compiler.core.errors import CorruptRecordError, StoreError
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.model.base import TrainingBatch
 from retune.compiler.model.features import FEATURE_VERSION
 from retune.compiler.runtime.archive import Archive, archive_bytes, reject_damage
@@ -54,19 +54,19 @@ def open_archive(data: bytes) -> Archive:
     return Archive(data, _KIND, _VERSION)
 
 
-def header_of(archive: Archive, what: str) -> Mapping[str, Any]:
+def header_of(archive: Archive, what: str) -> JsonObject:
     """The header of an archive; `what` names the archive in errors.
 
     Raises: StoreError when the features are of another version; an error of `DAMAGE` when there is none.
     """
-    header: Mapping[str, Any] = archive.json(_HEADER)
+    header: JsonObject = archive.json(_HEADER)
     version = header["feature_version"]
     if version != FEATURE_VERSION:
         raise StoreError(f"{what} of features of version {version}, this is version {FEATURE_VERSION}; train again")
     return header
 
 
-def batches_in(archive: Archive, header: Mapping[str, Any]) -> Iterator[TrainingBatch]:
+def batches_in(archive: Archive, header: JsonObject) -> Iterator[TrainingBatch]:
     """The batches of an archive. Raises: an error of `DAMAGE` when a batch is missing or of other types."""
     for index, task_key in enumerate(header["tasks"]):
         features, seconds = archive.array(f"features{index}.npy"), archive.array(f"seconds{index}.npy")

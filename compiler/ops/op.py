@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retune.compiler import te
+from retune.compiler.core.dtype import Array as Array
 from retune.compiler.core.dtype import accumulated
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.dims import Dim
@@ -22,7 +22,6 @@ from retune.compiler.te.reduction import Axis
 from retune.compiler.te.tensor import Tensor
 
 Attribute = int | float | bool | str | tuple[int, ...]
-Array = NDArray[Any]
 Shape = tuple[int, ...]
 Operand = Tensor | Const
 

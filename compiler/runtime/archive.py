@@ -37,6 +37,7 @@ import numpy as np
 
 from retune.compiler.core.dtype import item_bytes, number_type
 from retune.compiler.core.errors import ArtifactError, RetuneError
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.atomic_write import atomic_write
 from retune.compiler.runtime.threads.machine import require_memory
@@ -266,7 +267,7 @@ class Archive:
         if manifest["archive"] != FORMAT_VERSION:
             raise ArtifactError(f"archive format {manifest['archive']!r}; this Retune reads {FORMAT_VERSION}")
         self._check_version(manifest["kind"], kind, manifest["version"], version)
-        self._facts: Mapping[str, Any] = manifest["members"]
+        self._facts: JsonObject = manifest["members"]
         self._check_before(manifest.get("before"))
 
     @staticmethod
@@ -276,7 +277,7 @@ class Archive:
         if version != known:
             raise ArtifactError(f"a {kind} of version {version!r:.40}; this Retune reads version {known}")
 
-    def _check_before(self, before: Mapping[str, Any] | None) -> None:
+    def _check_before(self, before: JsonObject | None) -> None:
         if before is not None:
             # Checked before the dynamic linker sees it: loading runs its constructors.
             code = self.before(int(before["bytes"]))

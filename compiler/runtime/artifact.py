@@ -5,15 +5,11 @@ It is frozen and picklable and has no handle into LLVM or the operating system; 
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-from numpy.typing import NDArray
-
+from retune.compiler.core.dtype import Array as Array
 from retune.compiler.core.dtype import item_bytes
 from retune.compiler.core.errors import ArtifactError
 from retune.compiler.core.packing import Packing
-
-Array = NDArray[Any]
 
 # A cache line of x86, and the width of an AVX-512 register: no aligned vector crosses a line.
 ALIGNMENT = 64

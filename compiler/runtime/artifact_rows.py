@@ -1,10 +1,10 @@
 """Converts the description of kernels to JSON values and back, without the object code."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from retune.compiler.core.dtype import number_type
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.core.packing import Packing
 from retune.compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, ExternCall, KernelArtifact, KernelLaunch
 
@@ -26,7 +26,7 @@ def _call_row(call: ExternCall) -> dict[str, Any]:
     return {"symbol": call.symbol, "function": call.function, "args": args}
 
 
-def _call_of(row: Mapping[str, Any]) -> ExternCall:
+def _call_of(row: JsonObject) -> ExternCall:
     args = tuple(
         ExternBuffer(tuple(int(extent) for extent in arg["shape"]), str(arg["dtype"]), bool(arg["writable"]))
         if isinstance(arg, dict)
@@ -36,7 +36,7 @@ def _call_of(row: Mapping[str, Any]) -> ExternCall:
     return ExternCall(row["symbol"], row["function"], args)
 
 
-def kernel_of(row: Mapping[str, Any], object_code: bytes) -> KernelArtifact:
+def kernel_of(row: JsonObject, object_code: bytes) -> KernelArtifact:
     """The kernel of a row. Raises: KeyError, TypeError or ValueError for an invalid row."""
     args = tuple(
         ArgSpec(
@@ -53,7 +53,7 @@ def kernel_of(row: Mapping[str, Any], object_code: bytes) -> KernelArtifact:
     return KernelArtifact(row["name"], object_code, args, int(row["workspace_bytes"]), row["target"], calls, device)
 
 
-def _device_of(row: Mapping[str, Any]) -> DeviceCode:
+def _device_of(row: JsonObject) -> DeviceCode:
     launches = []
     for each in row["launches"]:
         grid, block = ((int(x), int(y), int(z)) for x, y, z in (each["grid"], each["block"]))
@@ -64,7 +64,7 @@ def _device_of(row: Mapping[str, Any]) -> DeviceCode:
     return DeviceCode(str(row["kind"]), tuple(launches), starts, str(row.get("ptx", "")))
 
 
-def _packing_of(row: Mapping[str, Any]) -> Packing:
+def _packing_of(row: JsonObject) -> Packing:
     # `extents` is newer: older files lack it.
     dims, order, extents = (tuple(map(int, numbers)) for numbers in (row["dims"], row["order"], row.get("extents", ())))
     return Packing(dims, order, extents)

@@ -199,6 +199,6 @@ def _map_fenced(room: int) -> int:
     return int(base)
 
 
-def _checked(result: Any, call: str) -> None:
+def _checked(result: int, call: str) -> None:
     if result != 0:
         raise MeasureError(f"{call} failed with error {ctypes.get_errno()}")

@@ -6,7 +6,7 @@ A device is a value; nothing is opened. All CPUs together are device 0.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from retune.compiler.core.errors import OptionError
 from retune.compiler.runtime.artifact import Array
@@ -80,7 +80,7 @@ def opencl(index: int = 0) -> Device:
 
 def devices_in(selection: Device | Sequence[Device]) -> list[Device]:
     """A device, or a non-empty list of devices, as a list. Raises: OptionError for anything else."""
-    devices: list[Any] = list(selection) if isinstance(selection, list | tuple) else [selection]
+    devices = list(selection) if isinstance(selection, Sequence) else [selection]
     if not devices or not all(isinstance(entry, Device) for entry in devices):
         raise OptionError(f"a Device or a list of Devices is needed, such as cpu(0), not {selection!r:.80}")
     return devices

@@ -9,6 +9,7 @@ from retune.compiler.core.errors import ArtifactError
 from retune.compiler.runtime.arguments import check_count, check_shape
 from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array
 from retune.compiler.runtime.buffers import address, aligned_array, aligned_copy
+from retune.compiler.runtime.device import AnyArray
 from retune.compiler.runtime.ffi.timed_functions import TimedFunctions
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.runtime.sequence import KernelSequence
@@ -48,7 +49,7 @@ class KernelFunction(TimedFunctions):
             raise AttributeError(f"this is the function {self.entry_name!r}; there is no {name!r}")
         return self
 
-    def __call__(self, *arrays: Any, threads: int | None = None) -> None:
+    def __call__(self, *arrays: AnyArray, threads: int | None = None) -> None:
         """Run the kernel on `threads` threads, by default all cores or as RETUNE_NUM_THREADS or OMP_NUM_THREADS say.
 
         Raises: ArtifactError naming the invalid argument.

@@ -1,11 +1,12 @@
 """`KernelRow`: the data of one kernel of a network, as reports, tables, events and the network's file hold them."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Self
 
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.runtime.readable import finite, milliseconds
 
 
@@ -63,14 +64,14 @@ class KernelRow:
     used: bool = True
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Self:
+    def of(cls, row: JsonObject) -> Self:
         """The row of fields as JSON has them. Raises: TypeError, ValueError."""
         told = {_RENAMED.get(name, name): value for name, value in row.items() if value is not None}
         known = {field.name: told[field.name] for field in fields(cls) if field.name in told}
         known |= {"origin": ProgramOrigin(told.get("origin", "")), "failed_rules": tuple(told.get("failed_rules", ()))}
         return cls(**known)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """All fields and the speed as JSON has them; a time that is unknown is null."""
         fields_: dict[str, Any] = finite({**asdict(self), "gflops": self.gflops})
         return fields_

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import llvmlite.binding as llvm
 
@@ -29,7 +29,7 @@ _SERIAL = itertools.count()
 _LIBRARIES_PER_LINKER = 64
 """An LLVM linker keeps 10 KB of each library that it ever linked; creating a linker takes 3 ms."""
 _MATH, _HELPERS = "libm.so.6", "libgcc_s.so.1"
-_NATIVE: list[Any] = []
+_NATIVE: list[object] = []
 """Keeps libraries of `native_address` alive."""
 _PARALLEL = b"GOMP_parallel"
 _ELF = b"\x7fELF"
@@ -44,7 +44,9 @@ class BoundKernel:
 
     __slots__ = ("_array", "_function", "_keep", "_kernel", "_pointers", "_threads")
 
-    def __init__(self, kernel: "Kernel", pointers: Any, threads: int, keep: Sequence[object]) -> None:
+    def __init__(
+        self, kernel: "Kernel", pointers: "ctypes.Array[ctypes.c_void_p]", threads: int, keep: Sequence[object]
+    ) -> None:
         self._kernel = kernel
         # ctypes objects are made once: converting arguments would cost more than a small kernel takes.
         self._function = kernel.function
@@ -113,7 +115,9 @@ class RotatingKernel:
 
     __slots__ = ("_cycles", "_kernel", "_pointers", "_usual")
 
-    def __init__(self, kernel: BoundKernel, pointers: Any, addresses: Mapping[int, Sequence[int]]) -> None:
+    def __init__(
+        self, kernel: BoundKernel, pointers: "ctypes.Array[ctypes.c_void_p]", addresses: Mapping[int, Sequence[int]]
+    ) -> None:
         self._kernel = kernel
         self._pointers = pointers
         self._cycles = [(index, itertools.cycle(cycle).__next__) for index, cycle in addresses.items()]
@@ -218,7 +222,7 @@ def native_address(text: str, name: str) -> int:
     return entry
 
 
-def load_library(path: Path, artifacts: Sequence[KernelArtifact], metadata: Mapping[str, Any]) -> LoadedKernels:
+def load_library(path: Path, artifacts: Sequence[KernelArtifact], metadata: Mapping[str, object]) -> LoadedKernels:
     """Make the kernels of a shared library callable in this process; `artifacts` describe them.
 
     Raises: ArtifactError when the library is for another instruction set, cannot be loaded, or lacks a kernel.
@@ -247,7 +251,9 @@ def host_features() -> frozenset[str]:
     return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
 
 
-def _link(artifact: KernelArtifact, callbacks: Mapping[str, int], more: Sequence[bytes] = (), symbol: str = "") -> Any:
+def _link(
+    artifact: KernelArtifact, callbacks: Mapping[str, int], more: Sequence[bytes] = (), symbol: str = ""
+) -> Mapping[str, int]:
     """The kernel, with `more` objects, as a library that exports `symbol`, by default the kernel's own."""
     if artifact.device is not None:
         raise ArtifactError(
@@ -262,7 +268,7 @@ def _link(artifact: KernelArtifact, callbacks: Mapping[str, int], more: Sequence
         raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) cannot be loaded: {error}") from error
 
 
-def _link_together(artifacts: Sequence[KernelArtifact]) -> Any:
+def _link_together(artifacts: Sequence[KernelArtifact]) -> Mapping[str, int] | None:
     """Kernels as one library, in a third of the time of several; None if they do not link. The caller then links
     each alone, and the error names the culprit.
     """
@@ -299,7 +305,9 @@ def _objects(codes: Sequence[bytes]) -> llvm.JITLibraryBuilder:
     return builder
 
 
-def _linked(builder: llvm.JITLibraryBuilder, symbols: Sequence[str], callbacks: Mapping[str, int] | None = None) -> Any:
+def _linked(
+    builder: llvm.JITLibraryBuilder, symbols: Sequence[str], callbacks: Mapping[str, int] | None = None
+) -> Mapping[str, int]:
     """The library, which exports `symbols` and calls `callbacks`. Raises: RuntimeError when it cannot be linked."""
     for symbol in symbols:
         builder.export_symbol(symbol)
@@ -312,11 +320,12 @@ def _linked(builder: llvm.JITLibraryBuilder, symbols: Sequence[str], callbacks: 
     library = builder.add_current_process().link(linker, f"{symbols[0]}.{number}")
     # llvmlite frees a linker with its last reference, and its code with it.
     library.linker = linker
-    return library
+    addresses: Mapping[str, int] = library
+    return addresses
 
 
 @lru_cache(maxsize=1)
-def _linker(number: int) -> Any:
+def _linker(number: int) -> llvm.LLJIT:
     """A linker, which lives as long as its libraries; it sees math functions, and float16 conversions for CPUs without
     instructions for them.
     """

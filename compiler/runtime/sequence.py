@@ -5,9 +5,8 @@ The interpreter lock is released during the loop; signals are handled after the 
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 from retune.compiler.runtime.loader import BoundKernel, native_address
 from retune.compiler.runtime.threads import thread_places
@@ -123,5 +122,5 @@ class KernelSequence:
 
 
 @cache
-def _loop() -> Any:
+def _loop() -> Callable[..., int]:
     return _RUN(native_address(_TEXT, _NAME))

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, TypeVarTuple
 
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
@@ -30,7 +30,8 @@ from retune.compiler.te.tensor import (
     scans_of,
 )
 
-_Analysis = TypeVar("_Analysis", bound=Callable[..., Any])
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 
 HASH_FUNCTION = "auto_scheduler.compute_dag.hash_func"
 """A function registered under this name, see `retune.compiler.runtime.ffi.registry`, makes hashes of strings."""
@@ -238,14 +239,17 @@ def _check_tensors(tensors: Sequence[Tensor]) -> None:
         raise DefinitionError(f"a tensor is listed twice among {names}")
 
 
-def cached_on_dag(analysis: _Analysis) -> _Analysis:
+def cached_on_dag(
+    analysis: Callable[[ComputeDAG, *_Arguments], _Result],
+) -> Callable[[ComputeDAG, *_Arguments], _Result]:
     """Keep the results of `analysis(dag, *arguments)` on the graph, so that they are freed with it."""
 
     @wraps(analysis)
-    def cached(dag: ComputeDAG, *arguments: object) -> Any:
+    def cached(dag: ComputeDAG, *arguments: *_Arguments) -> _Result:
         key = (analysis, *arguments)
         if key not in dag.analyses:
             dag.analyses[key] = analysis(dag, *arguments)
-        return dag.analyses[key]
+        result: _Result = dag.analyses[key]
+        return result
 
-    return cast(_Analysis, cached)
+    return cached

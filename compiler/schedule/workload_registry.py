@@ -6,16 +6,16 @@ under which tensors were registered.
 
 import json
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TypeVar, overload
 
 from retune.compiler.core.errors import DuplicateWorkloadError, UnknownWorkloadError, UnregisteredWorkloadError
 from retune.compiler.runtime.ffi.registry import register_when_loaded, registration
 from retune.compiler.te.compute import placeholder
 from retune.compiler.te.tensor import Tensor
 
-Workload = Callable[..., Any]
+Workload = Callable[..., Iterable[Tensor]]
 Entry = Workload | list[Tensor]
 F = TypeVar("F", bound=Workload)
 
@@ -31,7 +31,7 @@ def register_workload(func_name: F, f: None = None, override: bool = False) -> F
 def register_workload(func_name: str, f: None = None, override: bool = False) -> Callable[[F], F]: ...
 @overload
 def register_workload(func_name: str, f: F, override: bool = False) -> F: ...
-def register_workload(func_name: Any, f: Any = None, override: bool = False) -> Any:
+def register_workload(func_name: F | str, f: F | None = None, override: bool = False) -> F | Callable[[F], F]:
     """Register a function that returns the input and output tensors of a computation.
 
     Used as `@register_workload`, as `@register_workload("name")`, or as `register_workload("name", function)`; the
@@ -95,7 +95,7 @@ def _encoded(argument: object) -> object:
     )
 
 
-def _decoded(argument: object) -> Any:
+def _decoded(argument: object) -> object:
     if not isinstance(argument, list):
         return argument
     if len(argument) == 3 and argument[0] == _TENSOR:

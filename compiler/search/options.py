@@ -124,7 +124,7 @@ class SearchOptions:
     """Draws the width of a vector access or of a block, on a GPU."""
 
     @classmethod
-    def of_params(cls, params: Mapping[str, Any]) -> Self:
+    def of_params(cls, params: Mapping[str, object]) -> Self:
         """The options for the parameters of TVM's search policy; parameters without a counterpart change nothing.
 
         Raises: OptionError for a name that TVM does not know, or an invalid value.

@@ -1,7 +1,6 @@
 """The sketch spaces of a task, one for every sketch that has a sound placement."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule.dag import ComputeDAG
@@ -22,7 +21,7 @@ def build_spaces(
     task: SearchTask,
     options: SearchOptions,
     rules: Sequence[SketchRule] | None = None,
-    policy: Any = None,
+    policy: object = None,
 ) -> tuple[SketchSpace, ...]:
     """A space for every sketch of the task that has a sound placement.
 
@@ -38,7 +37,7 @@ def spaces_of(
     """A space for every distinct sketch that has a sound placement, in order. A sketch whose space raises is dropped
     and reported like a failing rule of `derive_sketches`.
     """
-    different: dict[tuple[Any, ...], State] = {}
+    different: dict[tuple[object, ...], State] = {}
     for sketch in sketches:
         different.setdefault(sketch.steps, sketch)
     spaces = []

@@ -9,7 +9,6 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import numpy as np
 
@@ -90,7 +89,7 @@ def tag_scope(tag: str) -> Iterator[None]:
         _SCOPE.reset(before)
 
 
-def with_tag(attributes: object, tag: str) -> Any:
+def with_tag(attributes: object, tag: str) -> object:
     """`attributes` with the tag of an operation: `tag` or the scope's. Raises: DefinitionError if there are both."""
     if not isinstance(tag, str):
         raise DefinitionError(f"a tag is a string, not {tag!r:.80}")

@@ -96,7 +96,7 @@ def compute(
 
 
 def _defined(
-    name: str, axes: tuple[Axis, ...], value: Operand | tuple[Operand, ...], attrs: Mapping[str, object] | None
+    name: str, axes: tuple[Axis, ...], value: Operand | tuple[Operand, ...], attrs: object
 ) -> tuple[Tensor, ...]:
     """The tensors of a checked body."""
     body = _joined(name, value) if isinstance(value, tuple) else ir.as_expr(value)

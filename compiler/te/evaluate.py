@@ -11,11 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from retune.compiler.core.dtype import Array
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Binary, Call, Cast, Const, Expr, Not, Select, Var, is_float
 from retune.compiler.ir.numeric import BINARY, converted, intrinsic
@@ -35,8 +34,6 @@ from retune.compiler.te.tensor import (
     results_of,
     scans_of,
 )
-
-Array = NDArray[Any]
 
 # 32 MiB of float64.
 _CHUNK_ELEMENTS = 1 << 22

@@ -6,12 +6,11 @@ without optimizations, on inputs that differ by a rounding, and on the exact out
 """
 
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retune.compiler.core.dtype import is_float
+from retune.compiler.core.dtype import Array, is_float
 from retune.compiler.core.errors import MeasureError
 from retune.compiler.frontend.offload.wider import Arrays, Outputs, WiderModel
 from retune.compiler.tune.onnx_runtime import OnnxRuntime
@@ -96,17 +95,17 @@ def judge(
     return how, exact, np.maximum(limits, least)
 
 
-def _sizes(array: NDArray[Any]) -> Errors:
+def _sizes(array: Array) -> Errors:
     """The largest and the mean of absolute values."""
     values = np.abs(np.asarray(array, np.float64))
     return np.asarray([np.max(values, initial=0.0), np.sum(values) / max(values.size, 1)])
 
 
-def _sizes_of_finite(array: NDArray[Any]) -> Errors:
+def _sizes_of_finite(array: Array) -> Errors:
     return _sizes(np.where(np.isfinite(np.asarray(array, np.float64)), array, 0.0))
 
 
-def _change(inputs: Arrays, is_quantized: bool) -> dict[str, NDArray[Any]]:
+def _change(inputs: Arrays, is_quantized: bool) -> dict[str, Array]:
     """Inputs whose floats differ by a rounding, up or down."""
     random, changed = np.random.default_rng(0), dict(inputs)
     for name in [name for name, array in inputs.items() if is_float(array.dtype.name)]:

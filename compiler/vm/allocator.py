@@ -7,10 +7,10 @@ holds.
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any
 
 import numpy as np
 
+from retune.compiler.core.dtype import DType
 from retune.compiler.core.errors import ArtifactError, MachineError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import address, aligned_array, raw_memory
@@ -28,14 +28,14 @@ class Allocator(ABC):
     """The interface of allocators."""
 
     @abstractmethod
-    def array(self, shape: tuple[int, ...], dtype: "np.dtype[Any]", nbytes: int) -> tuple[Array, int]:
+    def array(self, shape: tuple[int, ...], dtype: DType, nbytes: int) -> tuple[Array, int]:
         """An array, `nbytes` of them, with whatever content, and where it begins. Raises: MachineError."""
 
 
 class NaiveAllocator(Allocator):
     """Allocates from the system every time."""
 
-    def array(self, shape: tuple[int, ...], dtype: "np.dtype[Any]", nbytes: int) -> tuple[Array, int]:
+    def array(self, shape: tuple[int, ...], dtype: DType, nbytes: int) -> tuple[Array, int]:
         """As `Allocator.array`."""
         try:
             array = aligned_array((nbytes,), "uint8")
@@ -69,7 +69,7 @@ class PooledAllocator(Allocator):
         self.reserved = 0
         """Bytes that are in use or kept."""
 
-    def array(self, shape: tuple[int, ...], dtype: "np.dtype[Any]", nbytes: int) -> tuple[Array, int]:
+    def array(self, shape: tuple[int, ...], dtype: DType, nbytes: int) -> tuple[Array, int]:
         """As `Allocator.array`. The memory comes back when neither the array nor a view of it is left."""
         # Whole pages: fewer different sizes, so more blocks fit again.
         wanted = nbytes + -nbytes % _PAGE or _PAGE

@@ -44,7 +44,7 @@ from retune.compiler.vm.subgraph import TunedPrograms, known_programs
 
 _log = logging.getLogger(__name__)
 
-Params = Mapping[str, Any]
+Params = Mapping[str, object]
 Targets = Target | str | Mapping[Any, Target | str] | Sequence[Target | str]
 """A target, or a mapping by device or a list with a single target."""
 
@@ -247,7 +247,7 @@ def _bound_program(program: Program, params: Mapping[str, Array]) -> Program:
     return replace(program, functions=functions, constants={**program.constants, **params})
 
 
-def _about(lowering: Lowering, done: Lowered) -> dict[str, Any]:
+def _about(lowering: Lowering, done: Lowered) -> dict[str, object]:
     """Facts that travel with the executable."""
     rows = [
         {"task": row.name, "key": row.task_key, "origin": str(row.origin), "tunable": row.tunable}

@@ -7,7 +7,6 @@ Loading verifies the program.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -217,7 +216,7 @@ class Executable:
             return cls(program, VMLibrary.read(archive), late)
 
 
-def _bound(name: str, facts: LateBound, value: Any) -> Array:
+def _bound(name: str, facts: LateBound, value: object) -> Array:
     """The array for a late-bound constant, read-only. Raises: ArtifactError when `value` is another one."""
     try:
         array = argument(value)

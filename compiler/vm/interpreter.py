@@ -47,10 +47,10 @@ class Profile:
         self._inside += seconds
         self._add(name, seconds)
 
-    def timed(self, name: str, step: Callable[[Any], None]) -> Callable[[Any], None]:
+    def timed(self, name: str, step: "Step") -> "Step":
         """`step`, which tells under `name` of its time without that of the kernels and statements inside of it."""
 
-        def run(frame: Any) -> None:
+        def run(frame: Frame) -> None:
             before, self._inside = self._inside, 0.0
             start = time.perf_counter()
             step(frame)

@@ -9,12 +9,13 @@ The file is an archive (`retune.compiler.runtime.archive`) of
 and, in the file of a whole executable, of the parts of `retune.compiler.vm.saved_program`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from retune.compiler.core.errors import ArtifactError
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.archive import VM_EXECUTABLE, Archive, reject_damage, write_archive
 from retune.compiler.runtime.arguments import is_thread_count
@@ -34,7 +35,7 @@ class VMLibrary:
 
     kernels: tuple[KernelArtifact, ...] = ()
     programs: tuple[TaskProgram, ...] = ()
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: JsonObject = field(default_factory=dict)
 
     def check_machine(self) -> None:
         """Check that this machine's CPU can run the code. Raises: ArtifactError."""
@@ -77,7 +78,7 @@ def _programs(rows: Sequence[Sequence[Any]]) -> tuple[TaskProgram, ...]:
     return tuple(TaskProgram(str(key), str(steps), float(time), str(record)) for key, steps, time, record in rows)
 
 
-def _about(row: Mapping[str, Any]) -> dict[str, Any]:
+def _about(row: JsonObject) -> dict[str, object]:
     """The facts, as far as a machine relies on them checked. Raises: ArtifactError."""
     about = dict(row)
     threads, needs = about.get("threads", 1), about.get("needs", [])

@@ -101,7 +101,7 @@ class VirtualMachine:
 
     # Inputs
 
-    def set_input(self, func_name: str, *args: Any, **kwargs: Any) -> None:
+    def set_input(self, func_name: str, *args: object, **kwargs: object) -> None:
         """Give a function its arguments, in order or by name; other names are ignored.
 
         Raises: MachineError when there are too many or too few; ShapeMismatchError when one does not fit.
@@ -125,7 +125,7 @@ class VirtualMachine:
             self._ready[func_name] = values
             self._claims.note_set(func_name, f"what {func_name} takes")
 
-    def set_one_input(self, func_name: str, *args: Any, **kwargs: Any) -> None:
+    def set_one_input(self, func_name: str, *args: object, **kwargs: object) -> None:
         """Give a function one argument: by its number or name and the array, or by keyword.
 
         Raises: MachineError when there is no such argument; ShapeMismatchError when it does not fit.
@@ -154,7 +154,7 @@ class VirtualMachine:
 
     # Running
 
-    def invoke(self, func_name: str, *args: Any, **kwargs: Any) -> Any:
+    def invoke(self, func_name: str, *args: object, **kwargs: object) -> Any:
         """The result of a function: an array (of NumPy, with `numpy()`), or an `ADT` of results. Without arguments it
         takes those that were set before.
 
@@ -168,11 +168,11 @@ class VirtualMachine:
             inputs = self._arguments(func_name)
             return result(self._linked().run(func_name, inputs), inputs)
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, *args: object, **kwargs: object) -> Any:
         """The result of `main`. Raises: as `invoke`."""
         return self.invoke(MAIN, *args, **kwargs)
 
-    def invoke_stateful(self, func_name: str, *args: Any, **kwargs: Any) -> None:
+    def invoke_stateful(self, func_name: str, *args: object, **kwargs: object) -> None:
         """Run a function and keep its results for `get_outputs`. Raises: as `invoke`."""
         with self.lock:
             self._outputs = _leaves(self.invoke(func_name, *args, **kwargs))
@@ -184,7 +184,9 @@ class VirtualMachine:
             self._claims.note_read(0)
             return list(self._outputs)
 
-    def invoke_with_outputs(self, func_name: str, input_args: Mapping[str, Any], output_args: Sequence[Array]) -> None:
+    def invoke_with_outputs(
+        self, func_name: str, input_args: Mapping[str, object], output_args: Sequence[Array]
+    ) -> None:
         """Run a function and copy its results, which must be arrays, into arrays of the caller.
 
         Raises: as `invoke`; OptionError when these are not as many, or of another shape or type.
@@ -210,7 +212,7 @@ class VirtualMachine:
     def benchmark(
         self,
         device: Device | Sequence[Device],
-        *args: Any,
+        *args: object,
         func_name: str = MAIN,
         repeat: int = 5,
         number: int = 5,
@@ -219,7 +221,7 @@ class VirtualMachine:
         end_to_end: bool = False,
         cooldown_interval_ms: float = 0,
         repeats_to_cooldown: int = 1,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> BenchmarkResult:
         """Seconds of a call: `repeat` means over `number` calls each, or over as many as last `min_repeat_ms`.
 
@@ -242,7 +244,7 @@ class VirtualMachine:
 
         return evaluator(whole)
 
-    def profile(self, *args: Any, func_name: str = MAIN, **kwargs: Any) -> Report:
+    def profile(self, *args: object, func_name: str = MAIN, **kwargs: object) -> Report:
         """How long every region, every kernel of known shapes, and branches and loops themselves take in one call,
         after a call that is not timed. Raises: as `invoke`.
         """

@@ -3,9 +3,10 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from retune.compiler.core.errors import DefinitionError
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.graph.ir import Array
 from retune.compiler.graph.region import Param, Region, Shape
 from retune.compiler.runtime.executor.plan import Plan
@@ -61,7 +62,7 @@ class PlanRegion(Region):
         return json.dumps({"plan": self.plan.dumps(), "buffers": list(self.buffers.items())}).encode()
 
     @classmethod
-    def from_json(cls, name: str, head: Mapping[str, Any]) -> "PlanRegion":
+    def from_json(cls, name: str, head: JsonObject) -> "PlanRegion":
         """The region whose `to_bytes` gave this JSON. Raises: ArtifactError; an error of `DAMAGE`."""
         buffers = {int(number): str(constant) for number, constant in head["buffers"]}
         return cls.of(name, Plan.loads(head["plan"]), buffers)

@@ -9,10 +9,10 @@ import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from retune.compiler.core.dtype import DType
 from retune.compiler.core.errors import ArtifactError, MachineError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import address, constant_array
@@ -68,7 +68,7 @@ def _words(array: Array) -> Array:
     return array.reshape(-1).view(np.uint64 if array.nbytes % 8 == 0 else np.uint8)
 
 
-Fact = tuple[str, "np.dtype[Any]", tuple[int, ...]]
+Fact = tuple[str, DType, tuple[int, ...]]
 
 
 def facts_of(plan: Plan, numbers: Sequence[int]) -> list[Fact]:

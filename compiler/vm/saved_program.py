@@ -11,12 +11,12 @@ import importlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from retune.compiler.core.dtype import number_type
 from retune.compiler.core.errors import ArtifactError
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Program, Statement
 from retune.compiler.graph.region import GraphRegion, Param, Region, names_in
 from retune.compiler.runtime.archive import Archive
@@ -151,7 +151,7 @@ def _front_end_region(kind: str, data: bytes) -> Region:
     return region
 
 
-def _function(row: Mapping[str, Any], regions: Sequence[Region]) -> Function:
+def _function(row: JsonObject, regions: Sequence[Region]) -> Function:
     body = tuple(_statement(regions, *fields) for fields in row["body"])
     return Function(_text(row["name"]), _params(row["params"]), body, _params(row["results"]))
 
@@ -170,7 +170,7 @@ def _params(rows: Sequence[Sequence[object]]) -> tuple[Param, ...]:
     return params
 
 
-def _statement(regions: Sequence[Region], kind: str, *fields: Any) -> Statement:
+def _statement(regions: Sequence[Region], kind: str, *fields: object) -> Statement:
     match kind, fields:
         case "call" | "host", (number, inputs, outputs):
             statement = Call if kind == "call" else HostCall

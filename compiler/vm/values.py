@@ -65,7 +65,7 @@ def argument(value: Any, dtype: str | None = None) -> Array:
     raise MachineError(f"arrays and numbers are arguments, not a {type(value).__name__}")
 
 
-def argument_of(value: Any, param: Param) -> RuntimeValue:
+def argument_of(value: object, param: Param) -> RuntimeValue:
     """What a caller passes for a parameter: see `argument`; a list of such for a sequence, None for an absent value.
 
     Raises: MachineError for anything else.
@@ -80,7 +80,7 @@ def argument_of(value: Any, param: Param) -> RuntimeValue:
     return tuple(_argument(item, param) for item in value)
 
 
-def _argument(value: Any, param: Param) -> Array:
+def _argument(value: object, param: Param) -> Array:
     try:
         return argument(value, param.dtype)
     except MachineError as error:
@@ -96,7 +96,7 @@ def tensors_of(values: Iterable[RuntimeValue]) -> Iterator[Array]:
             yield value
 
 
-def _number(value: Any, dtype: str | None) -> Array:
+def _number(value: object, dtype: str | None) -> Array:
     """A number as an array without dimensions; a fraction is none of an integer type."""
     fraction = isinstance(value, (float, np.floating))
     if dtype is not None and not (fraction and np.dtype(dtype).kind in "iub"):
@@ -158,7 +158,7 @@ def _owner(array: Array) -> Array:
     return array
 
 
-def whole_number(value: Any, what: str) -> int:
+def whole_number(value: object, what: str) -> int:
     """The number that an array of one element holds, an integer or a bool. Raises: MachineError when it does not."""
     if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "iub":
         return int(value.item())

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from retune.compiler.core.dtype import Array
 from retune.compiler.core.errors import MeasureError
 
-Arrays = Mapping[str, NDArray[Any]]
-Outputs = Sequence[NDArray[Any]]
+Arrays = Mapping[str, Array]
+Outputs = Sequence[Array]
 
 _SECONDS = 60.0
 """Time limit for onnx.reference."""
@@ -84,7 +84,9 @@ class BatchNormalization(OpRun):
 
     op_domain = ""
 
-    def _run(self, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, **attributes: Any) -> tuple[Any]:
+    def _run(
+        self, x: Array, scale: Array, bias: Array, mean: Array, variance: Array, **attributes: Any
+    ) -> tuple[Array]:
         shape = (-1,) + (1,) * (x.ndim - 2)
         factor = scale / np.sqrt(variance + attributes["epsilon"])
         return (x * factor.reshape(shape) + (bias - mean * factor).reshape(shape),)

@@ -9,6 +9,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from retune.compiler.core.dtype import Array
+
 OPSET = 17
 IR_VERSION = 8  # what operator set 17 came with, so that older runtimes read it
 
@@ -57,7 +59,7 @@ class LayerWriter:
         """The operands of a Slice from `start` to the value `end` of one axis."""
         return self.integers((start,), f"{name}_start"), end, self.integers((axis,), f"{name}_axis")
 
-    def weight(self, array: NDArray[Any], name: str) -> str:
+    def weight(self, array: Array, name: str) -> str:
         """A named initializer; if there is one of this name, that one."""
         if name not in self._weights:
             dtype = helper.np_dtype_to_tensor_dtype(array.dtype)

@@ -10,7 +10,6 @@ accesses that every thread makes to its own elements, or that cannot meet, nor i
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -228,7 +227,7 @@ class _Planner:
 
     def _differ(self, buffer: Buffer, indices: tuple[Expr, ...]) -> bool:
         form = flat_index(buffer.shape, indices)
-        addresses: NDArray[Any] = np.zeros(self.kernel.block, np.int64)
+        addresses: NDArray[np.int64] = np.zeros(self.kernel.block, np.int64)
         for dim, kind in enumerate(THREAD_KINDS):
             index = INDICES[kind]
             # Inside a quotient or remainder the enumeration below does not see the index: threads may meet.

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from retune.compiler.core.errors import LogFormatError
 from retune.compiler.measure.logs.log import LoggedTrial, append_log, read_log
@@ -42,7 +41,7 @@ def distance(workload: str, other: str) -> float:
     return factor
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[object]:
     """The arguments with lists flattened; a list's length counts, so that nothing is paired across lists."""
     if isinstance(value, list):
         yield ["of", len(value)]
@@ -52,10 +51,10 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _factor(size: Any, other: Any) -> float:
+def _factor(size: object, other: object) -> float:
     if size == other and type(size) is type(other):
         return 1.0
-    if not all(type(number) is int for number in (size, other)) or size <= 0 or other <= 0 or size % other:
+    if type(size) is not int or type(other) is not int or size <= 0 or other <= 0 or size % other:
         return math.inf
     return float(size // other)
 

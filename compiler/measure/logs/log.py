@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, SupportsInt
 
 from retune.compiler.core.errors import LogFormatError, ScheduleError, TargetError
 from retune.compiler.core.target import HardwareParams, Target, split_options
@@ -168,7 +168,7 @@ def _short(match: re.Match[str]) -> str:
 def _line(trial: LoggedTrial) -> str:
     """The trial as Python writes JSON."""
     task = trial.task
-    head: list[Any] = [task.workload_key, task.target_text]
+    head: list[object] = [task.workload_key, task.target_text]
     if any(_options_of(task)[1:]):
         head += _options_of(task)[1:]
     # TVM's readers expect at least one cost.
@@ -309,20 +309,20 @@ def _task_of(row: Any) -> LoggedTask:
     return LoggedTask(key, target, hardware, host, layout, names)
 
 
-def _bounded(number: Any, most: int) -> int:
+def _bounded(number: SupportsInt, most: int) -> int:
     """An integer within the size of its field."""
     if not -most <= int(number) <= most:
         raise ValueError(f"{number} is too large")
     return int(number)
 
 
-def _moment(number: Any) -> int:
+def _moment(number: SupportsInt) -> int:
     if int(number) not in MOMENTS:
         raise ValueError(f"{number} is no time in the years 1 to 9999")
     return int(number)
 
 
-def _finite(number: Any) -> float:
+def _finite(number: float) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{number} is no time")
     return float(number)
@@ -344,7 +344,7 @@ def _ends_a_line(file: IO[bytes]) -> bool:
     return file.read(1) == b"\n"
 
 
-def _options_of(task: LoggedTask) -> list[Any]:
+def _options_of(task: LoggedTask) -> list[object]:
     names = list(task.task_input_names)
     return [task.target_text, list(task.hardware), task.target_host_text, task.layout, names]
 
@@ -383,7 +383,7 @@ def readable_name(key: str) -> str:
     return _cut(f"{name}({', '.join(map(_worded, arguments))})" if arguments else str(name))
 
 
-def _worded(argument: Any) -> str:
+def _worded(argument: object) -> str:
     """An argument of a workload key, abbreviated: tensors and other sequences of numbers as 1x2x3."""
     if isinstance(argument, list) and len(argument) == 3 and argument[0] == "TENSOR":
         return f"{_worded(argument[1])} {argument[2]}"

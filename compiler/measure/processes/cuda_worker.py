@@ -8,10 +8,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from retune.compiler.core.dtype import Array
 from retune.compiler.core.errors import DeviceError, MeasureError
 from retune.compiler.measure.attribution import STARTED
 from retune.compiler.measure.options import MeasureOptions
@@ -22,7 +22,7 @@ from retune.compiler.measure.task_buffers import TaskBuffers, TaskSetup
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.cuda.array import DeviceArray
 from retune.compiler.runtime.cuda.driver import driver, why_not
-from retune.compiler.runtime.cuda.driver_interface import Driver, GpuDevice
+from retune.compiler.runtime.cuda.driver_interface import Driver, GpuDevice, Stream
 from retune.compiler.runtime.cuda.program import DeviceProgram, Stopwatch
 
 # After a sticky error every CUDA call of the process fails: NVIDIA's only remedy is to end the process.
@@ -36,7 +36,7 @@ class _Gpu:
 
     driver: Driver
     number: int
-    stream: Any
+    stream: Stream
     cache: int
     spare: DeviceArray | None = None
 
@@ -60,7 +60,7 @@ class _OnDevice:
     workspace: DeviceArray | None = None
 
     @property
-    def outputs(self) -> Iterator[tuple[DeviceArray, Any]]:
+    def outputs(self) -> Iterator[tuple[DeviceArray, Array]]:
         """The outputs, each with its host array for checks."""
         pairs = zip(self.host.specs, self.arrays, strict=True)
         return zip((array for spec, array in pairs if spec.is_output), self.host.outputs, strict=True)

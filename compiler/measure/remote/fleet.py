@@ -13,12 +13,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
-import numpy as np
-
 from retune.compiler.core.closing import Closing
+from retune.compiler.core.dtype import Array
 from retune.compiler.core.errors import MeasureError
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes.cuda_runner import gpu_of_key
@@ -58,6 +57,9 @@ def queues_of(key: str) -> tuple[str, ...]:
     return (device_queue(key),) if gpu is None else (device_queue(f"cuda:{gpu}"), device_queue("cuda"))
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BuildRequest:
     """Build programs of a task. Answer: one untimed `Measurement` each."""
@@ -80,7 +82,7 @@ class TimeRequest:
     kernels: Sequence[KernelArtifact]
     options: MeasureOptions
     best: float = math.inf
-    inputs: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    inputs: Mapping[str, Array] = field(default_factory=dict)
     passes: int = 0
     fresh: bool = False
     round: str = ""
@@ -288,7 +290,7 @@ class FleetRunner(Closing):
         return self.engine.submit(device_queue(self.key), request, task.name)
 
 
-def chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """The items in parts of at most `size`."""
     for start in range(0, len(items), size):
         yield items[start : start + size]

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from retune.compiler.core.dtype import Array
 from retune.compiler.core.errors import ArtifactError, MeasureError, RetuneError, refuse_depth
 from retune.compiler.core.gpu_facts import GpuFacts
 from retune.compiler.core.packing import Packing
@@ -65,22 +66,24 @@ _PLAIN = (
 _ENUMS: tuple[type[Enum], ...] = (BinaryOp, AxisKind, LayoutRewriteOption, MeasureStatus)
 
 
-def _parts_of_graph(graph: ComputeDAG) -> tuple[Any, ...]:
+def _parts_of_graph(graph: ComputeDAG) -> tuple[object, ...]:
     return graph.nodes, graph.inputs, graph.outputs, graph.__dict__.get("_hash")
 
 
-def _graph_of(nodes: Any, inputs: Any, outputs: Any, key: Any) -> ComputeDAG:
+def _graph_of(
+    nodes: tuple[Node, ...], inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], key: str | None
+) -> ComputeDAG:
     graph = ComputeDAG._from_parts(nodes, inputs, outputs)
     if key is not None:  # the function that made it may not be registered here
         graph.__dict__["_hash"] = key
     return graph
 
 
-def _parts_of_task(task: SearchTask) -> tuple[Any, ...]:
+def _parts_of_task(task: SearchTask) -> tuple[object, ...]:
     return task.name, task.dag, task.target, task.hardware, task.key, task.layout
 
 
-def _parts_of_build(request: BuildRequest) -> tuple[Any, ...]:
+def _parts_of_build(request: BuildRequest) -> tuple[object, ...]:
     return request.task, [dump_steps(steps) for steps in request.candidates], request.options
 
 
@@ -88,7 +91,7 @@ def _build_of(task: SearchTask, candidates: list[str], options: MeasureOptions) 
     return BuildRequest(task, [tuple(load_steps(text)) for text in candidates], options)
 
 
-_SPECIAL: Mapping[type, tuple[Callable[[Any], tuple[Any, ...]], Callable[..., Any]]] = {
+_SPECIAL: Mapping[type, tuple[Callable[[Any], tuple[object, ...]], Callable[..., object]]] = {
     BuildRequest: (_parts_of_build, _build_of),
     ComputeDAG: (_parts_of_graph, _graph_of),
     SearchTask: (_parts_of_task, restored_task),
@@ -96,7 +99,7 @@ _SPECIAL: Mapping[type, tuple[Callable[[Any], tuple[Any, ...]], Callable[..., An
 }
 """Classes with their own parts and constructors."""
 
-_CLASSES: Mapping[str, Callable[..., Any]] = {
+_CLASSES: Mapping[str, Callable[..., object]] = {
     **{kind.__name__: kind for kind in _PLAIN},
     **{kind.__name__: make for kind, (_, make) in _SPECIAL.items()},
 }
@@ -151,12 +154,12 @@ class _Writer:
     """Turns values into plain values; objects are numbered as they are finished."""
 
     def __init__(self) -> None:
-        self.objects: list[list[Any]] = []
+        self.objects: list[list[object]] = []
         self.blobs: list[bytes] = []
         self._size = 0
         self._known: dict[int, tuple[int, object]] = {}  # the object is kept, so that its id stays unique
 
-    def plain(self, value: Any) -> Any:
+    def plain(self, value: object) -> object:
         """The form of a value, see the grammar."""
         if isinstance(value, Enum):  # first: members may be strings or numbers too
             return {"e": [self._listed(_MEMBERS, value), value.name]}
@@ -196,7 +199,7 @@ class _Writer:
         self.blobs.append(data)
         return [start, len(data)]
 
-    def _listed(self, names: Mapping[str, Any], value: object) -> str:
+    def _listed(self, names: Mapping[str, object], value: object) -> str:
         name = type(value).__name__
         if name not in names:
             raise MeasureError(f"{value!r:.80} cannot be sent to another machine: {name} is no class that travels")
@@ -208,14 +211,14 @@ class _Reader:
 
     def __init__(self, blobs: bytes) -> None:
         self._blobs = blobs
-        self._objects: list[Any] = []
+        self._objects: list[object] = []
 
-    def add(self, kind: str, parts: list[Any]) -> None:
+    def add(self, kind: str, parts: list[object]) -> None:
         """Construct the next object."""
         # Constructors validate; a class that is not in the table is a KeyError, never an import.
         self._objects.append(_CLASSES[kind](*map(self.value, parts)))
 
-    def value(self, form: Any) -> Any:
+    def value(self, form: object) -> object:
         if not isinstance(form, dict):
             return form
         ((tag, content),) = form.items()
@@ -226,19 +229,19 @@ class _Reader:
             raise ValueError("it is cut off")
         return self._blobs[start : start + size]
 
-    def _array(self, content: list[Any]) -> Any:
+    def _array(self, content: list[Any]) -> Array:
         dtype, shape, start, size = content
         # Copied: frombuffer gives a read-only view, which would keep the whole message alive.
         return np.frombuffer(self._blob(start, size), np.dtype(dtype)).reshape(shape).copy()
 
-    def _object(self, number: int) -> Any:
+    def _object(self, number: int) -> object:
         # Python would count from the end, and a forward reference would become a valid reference.
         if number < 0:
             raise ValueError("an object has no number")
         return self._objects[number]
 
 
-_READERS: Mapping[str, Callable[[_Reader, Any], Any]] = {
+_READERS: Mapping[str, Callable[[_Reader, Any], object]] = {
     "f": lambda _, text: float(text),
     "t": lambda reader, items: tuple(map(reader.value, items)),
     "l": lambda reader, items: list(map(reader.value, items)),

@@ -15,8 +15,8 @@ import numpy as np
 from retune.compiler.core.dtype import item_bytes, number_type
 from retune.compiler.core.errors import DeviceError
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.runtime.cuda.driver_interface import Driver, Memory
-from retune.compiler.runtime.device import Device, cuda
+from retune.compiler.runtime.cuda.driver_interface import Driver, Memory, Stream
+from retune.compiler.runtime.device import AnyArray, Device, cuda
 from retune.compiler.runtime.ffi.dlpack_capsule import capsule_of
 
 # The alignment of CUDA's allocator, so that the array between the fences has it too.
@@ -40,7 +40,7 @@ class _Awaited:
         self._source = source
         self._stream = stream
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(self, **options: Any) -> object:
         return self._source.__dlpack__(**{**options, "stream": self._stream})
 
     def __dlpack_device__(self) -> Any:
@@ -53,7 +53,7 @@ class DeviceArray:
     def __init__(
         self,
         driver: Driver,
-        stream: Any,
+        stream: Stream,
         number: int,
         shape: Sequence[int],
         dtype: str,
@@ -70,7 +70,7 @@ class DeviceArray:
         self._piece: Memory | None = None  # with fences
 
     @classmethod
-    def allocate(cls, driver: Driver, stream: Any, number: int, shape: Sequence[int], dtype: str) -> "DeviceArray":
+    def allocate(cls, driver: Driver, stream: Stream, number: int, shape: Sequence[int], dtype: str) -> "DeviceArray":
         """A new uninitialized array between fences. Raises: DeviceError for a bad shape or dtype, or no memory."""
         nbytes = _nbytes(shape, dtype)
         driver.open(number)
@@ -81,7 +81,7 @@ class DeviceArray:
         return array
 
     @classmethod
-    def borrow(cls, driver: Driver, stream: Any, source: Any) -> "DeviceArray":
+    def borrow(cls, driver: Driver, stream: Stream, source: AnyArray) -> "DeviceArray":
         """The memory of another library's array, by DLPack, without a copy. That library's pending work precedes later
         work on `stream`.
 
@@ -174,7 +174,7 @@ class DeviceArray:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device.device_type, self.device.device_id
 
-    def __dlpack__(self, **_: Any) -> Any:
+    def __dlpack__(self, **_: object) -> object:
         """A capsule of the same memory, after all queued work on it."""
         self._open()
         # Waiting works for every consumer, including consumers that name no stream.

@@ -9,14 +9,16 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from threading import local
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from retune.compiler.core.errors import DeviceError, install_hint
 from retune.compiler.core.gpu_facts import GpuFacts, arch_of, facts_of, lanes_of
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.runtime.cuda.driver_interface import Driver, Extents, GpuDevice
+from retune.compiler.runtime.cuda.driver_interface import Driver, Event, Extents, GpuDevice, Stream
+
+T = TypeVar("T")
 
 _PACKAGES = f"the packages for CUDA are missing: {install_hint('cuda')}"
 _NO_DEVICE = "CUDA's driver is there, but it names no GPU: check CUDA_VISIBLE_DEVICES and the container's devices"
@@ -117,34 +119,34 @@ class _CoreDriver:
             raise DeviceError("no GPU is open in this thread; open one first")
         return device
 
-    def handle(self, stream: Any) -> int:
+    def handle(self, stream: Stream) -> int:
         return int(stream.handle)
 
-    def stream(self) -> Any:
+    def stream(self) -> Stream:
         return self._tried(self._device.create_stream)
 
-    def wait(self, stream: Any) -> None:
+    def wait(self, stream: Stream) -> None:
         self._tried(stream.sync)
 
-    def allocate(self, nbytes: int, stream: Any) -> _Piece:
+    def allocate(self, nbytes: int, stream: Stream) -> _Piece:
         return _Piece(self._tried(lambda: self._device.allocate(nbytes, stream=stream)))
 
-    def write(self, address: int, array: Array, stream: Any) -> None:
+    def write(self, address: int, array: Array, stream: Stream) -> None:
         self._checked(self._bindings.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, stream.handle))
         # The host array may be freed as soon as this returns.
         self.wait(stream)
 
-    def read(self, address: int, array: Array, stream: Any) -> None:
+    def read(self, address: int, array: Array, stream: Stream) -> None:
         self._checked(self._bindings.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, stream.handle))
         self.wait(stream)
 
-    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
+    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         self._checked(self._bindings.cuMemcpyAsync(target, source, nbytes, stream.handle))
 
-    def fill(self, address: int, value: int, nbytes: int, stream: Any) -> None:
+    def fill(self, address: int, value: int, nbytes: int, stream: Stream) -> None:
         self._checked(self._bindings.cuMemsetD8Async(address, value, nbytes, stream.handle))
 
-    def load(self, code: bytes, kind: str, shared: Mapping[str, int]) -> dict[str, Any]:
+    def load(self, code: bytes, kind: str, shared: Mapping[str, int]) -> dict[str, object]:
         """The kernels of these names, with their bytes of shared memory per launch."""
         make = self._core.ObjectCode.from_cubin if kind == "cubin" else self._core.ObjectCode.from_ptx
         loaded = self._tried(lambda: make(code))
@@ -163,21 +165,21 @@ class _CoreDriver:
         return kernels
 
     def launch(
-        self, stream: Any, kernel: Any, grid: Extents, block: Extents, addresses: Sequence[int], shared: int = 0
+        self, stream: Stream, kernel: object, grid: Extents, block: Extents, addresses: Sequence[int], shared: int = 0
     ) -> None:
         config = self._core.LaunchConfig(grid=grid, block=block, shmem_size=shared)
         pointers = [np.uint64(address) for address in addresses]
         self._tried(lambda: self._core.launch(stream, config, kernel, *pointers))
 
-    def record(self, stream: Any) -> Any:
+    def record(self, stream: Stream) -> Event:
         options = self._core.EventOptions(timing_enabled=True)
         return self._tried(lambda: stream.record(options=options))
 
-    def elapsed(self, start: Any, end: Any) -> float:
+    def elapsed(self, start: Event, end: Event) -> float:
         self._tried(end.sync)
         return float(self._tried(lambda: end - start)) / 1e3
 
-    def capture(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, stream: Stream, work: Callable[[], None]) -> Callable[[], None]:
         """A function that queues, as one graph, all that `work` queues on the stream."""
         driver = self._bindings
         # Relaxed: other threads of the process, such as PyTorch's, may use CUDA meanwhile.
@@ -203,7 +205,7 @@ class _CoreDriver:
         weakref.finalize(run, driver.cuGraphExecDestroy, runnable).atexit = False
         return run
 
-    def _tried(self, call: Callable[[], Any]) -> Any:
+    def _tried(self, call: Callable[[], T]) -> T:
         """Call `call`. Raises: DeviceError for any exception."""
         try:
             return call()

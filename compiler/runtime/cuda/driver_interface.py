@@ -12,6 +12,10 @@ from retune.compiler.core.gpu_facts import GpuFacts, capability_of
 from retune.compiler.runtime.artifact import Array
 
 Extents = tuple[int, int, int]
+Stream = Any
+"""A queue of work on a device. Only the driver that made it looks inside."""
+Event = Any
+"""A timed point in the work of a stream. Only the driver that made it looks inside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,47 +57,47 @@ class Driver(Protocol):
     def open(self, number: int) -> None:
         """Select device `number` in this thread."""
 
-    def stream(self) -> Any:
+    def stream(self) -> Stream:
         """A new stream."""
 
-    def wait(self, stream: Any) -> None:
+    def wait(self, stream: Stream) -> None:
         """Wait until all queued work is done."""
 
-    def handle(self, stream: Any) -> int:
+    def handle(self, stream: Stream) -> int:
         """The stream's handle for other libraries, as DLPack defines it."""
 
-    def allocate(self, nbytes: int, stream: Any) -> Memory:
+    def allocate(self, nbytes: int, stream: Stream) -> Memory:
         """Stream-ordered, 256-byte aligned. Work queued after this call may use the memory; it is reused only after the
         work queued before its release.
         """
 
-    def write(self, address: int, array: Array, stream: Any) -> None:
+    def write(self, address: int, array: Array, stream: Stream) -> None:
         """Copy a contiguous array to the device; done on return."""
 
-    def read(self, address: int, array: Array, stream: Any) -> None:
+    def read(self, address: int, array: Array, stream: Stream) -> None:
         """Copy from the device into a contiguous array; done on return."""
 
-    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
+    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         """Queue a copy inside of the device, or from another device."""
 
-    def fill(self, address: int, value: int, nbytes: int, stream: Any) -> None:
+    def fill(self, address: int, value: int, nbytes: int, stream: Stream) -> None:
         """Queue a fill with one byte value."""
 
-    def load(self, code: bytes, kind: str, shared: Mapping[str, int]) -> dict[str, Any]:
+    def load(self, code: bytes, kind: str, shared: Mapping[str, int]) -> dict[str, object]:
         """The kernels of these names; `kind` of the code is "cubin" or "ptx". `shared` has, by kernel, the bytes of
         dynamic shared memory per block of each launch.
         """
 
     def launch(
-        self, stream: Any, kernel: Any, grid: Extents, block: Extents, addresses: Sequence[int], shared: int = 0
+        self, stream: Stream, kernel: object, grid: Extents, block: Extents, addresses: Sequence[int], shared: int = 0
     ) -> None:
         """Queue a kernel with its buffers' addresses and `shared` bytes of dynamic shared memory."""
 
-    def record(self, stream: Any) -> Any:
+    def record(self, stream: Stream) -> Event:
         """Queue a timing event."""
 
-    def elapsed(self, start: Any, end: Any) -> float:
+    def elapsed(self, start: Event, end: Event) -> float:
         """Seconds between two events, after waiting for both."""
 
-    def capture(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, stream: Stream, work: Callable[[], None]) -> Callable[[], None]:
         """A function that queues, as one graph, all that `work` queues on the stream; `work` itself is not executed."""

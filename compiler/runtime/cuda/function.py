@@ -5,9 +5,8 @@ there, and back if they are written. Concurrent calls wait for each other, since
 workspace.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from retune.compiler.runtime.buffers import aligned_array, aligned_copy
 from retune.compiler.runtime.cuda.array import DeviceArray
 from retune.compiler.runtime.cuda.driver_interface import Driver
 from retune.compiler.runtime.cuda.program import DeviceProgram, Stopwatch
-from retune.compiler.runtime.device import cuda
+from retune.compiler.runtime.device import AnyArray, cuda
 
 
 class CudaFunction:
@@ -44,7 +43,7 @@ class CudaFunction:
     def args(self) -> tuple[ArgSpec, ...]:
         return self.artifact.args
 
-    def __call__(self, *arrays: Any, threads: int | None = None) -> None:
+    def __call__(self, *arrays: AnyArray, threads: int | None = None) -> None:
         """Run the kernels and wait for them; `threads` is ignored on a GPU.
 
         Raises: DeviceError naming the invalid argument.
@@ -58,7 +57,7 @@ class CudaFunction:
                     argument.read(array)
             self._driver.wait(self._stream)
 
-    def seconds(self, *arrays: Any, passes: int = 5) -> tuple[float, ...]:
+    def seconds(self, *arrays: AnyArray, passes: int = 5) -> tuple[float, ...]:
         """Seconds of a call by the GPU's own clock, in each of `passes` passes, without copies. Raises: like a call."""
         with self._lock:
             call = self._bind(self._device_arguments(arrays))
@@ -88,13 +87,13 @@ class CudaFunction:
         made.write(values)
         return made
 
-    def _device_arguments(self, arrays: Sequence[Any]) -> list[DeviceArray]:
+    def _device_arguments(self, arrays: Sequence[AnyArray]) -> list[DeviceArray]:
         self._driver.open(self._number)
         if len(arrays) != len(self.args):
             raise DeviceError(f"{self.artifact.name} takes {len(self.args)} arrays, not {len(arrays)}")
         return [self._device_argument(spec, array) for spec, array in zip(self.args, arrays, strict=True)]
 
-    def _device_argument(self, spec: ArgSpec, array: Any) -> DeviceArray:
+    def _device_argument(self, spec: ArgSpec, array: AnyArray) -> DeviceArray:
         if isinstance(array, np.ndarray):
             self._check(spec, array)
             if not spec.is_output:
@@ -107,7 +106,7 @@ class CudaFunction:
             raise DeviceError(f"{self.artifact.name}: {spec.name} lies on {lies.device}, not on {cuda(self._number)}")
         return lies
 
-    def _bind(self, arrays: Sequence[DeviceArray]) -> Any:
+    def _bind(self, arrays: Sequence[DeviceArray]) -> Callable[[], None]:
         return self._program.bind(arrays, self._workspace.address if self._workspace is not None else 0)
 
     def _check(self, spec: ArgSpec, array: Array) -> None:

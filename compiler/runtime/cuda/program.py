@@ -7,12 +7,11 @@ that launch overhead is not measured.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from retune.compiler.core.errors import DeviceError
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.cuda.array import DeviceArray
-from retune.compiler.runtime.cuda.driver_interface import Driver
+from retune.compiler.runtime.cuda.driver_interface import Driver, Stream
 
 # One launch for 64 calls makes the host's share of each small; capturing more takes longer.
 _IN_GRAPH = 64
@@ -32,7 +31,7 @@ _MOST_FLUSHED = 50
 class DeviceProgram:
     """Kernels loaded on the selected device of `driver`; their work is queued on `stream`."""
 
-    def __init__(self, driver: Driver, stream: Any, artifact: KernelArtifact) -> None:
+    def __init__(self, driver: Driver, stream: Stream, artifact: KernelArtifact) -> None:
         if artifact.device is None:
             raise DeviceError(f"{artifact.name} is code for {artifact.target}, not for a GPU")
         self.artifact = artifact
@@ -94,7 +93,7 @@ class Stopwatch:
     """
 
     driver: Driver
-    stream: Any
+    stream: Stream
     least: float = 3e-3
     flush: Callable[[], None] | None = None
 

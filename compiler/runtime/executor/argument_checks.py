@@ -1,7 +1,7 @@
 """Checks of a caller's arguments to an executor: names, numbers and arrays."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def parameter_names(plan: Plan) -> dict[str, int]:
     return unique | {plan.buffers[number].name: number for number in plan.inputs}
 
 
-def as_array(value: Any, spec: BufferSpec, what: str) -> Array:
+def as_array(value: object, spec: BufferSpec, what: str) -> Array:
     """A caller's value for a buffer, possibly a number, as an array of the buffer's shape and type.
 
     Raises: OptionError when it does not fit.
@@ -47,7 +47,7 @@ def as_array(value: Any, spec: BufferSpec, what: str) -> Array:
     return array
 
 
-def shared_array(array: Any, what: str) -> Array:
+def shared_array(array: object, what: str) -> Array:
     """An array of any library in the CPU's memory as a NumPy array, by DLPack, without a copy. Raises: OptionError."""
     if isinstance(array, np.ndarray):
         return array
@@ -82,7 +82,7 @@ def copy_to(out: AnyArray | None, source: Array, spec: BufferSpec, what: str) ->
     return cast("Array", out)
 
 
-def _number_as(value: Any, spec: BufferSpec) -> Array:
+def _number_as(value: object, spec: BufferSpec) -> Array:
     """A Python number as an array of a buffer's type; integer types take no fractions."""
     fits = not isinstance(value, float) or is_float(spec.dtype)
     return np.asarray(value, np.dtype(spec.dtype) if fits else None)

@@ -8,16 +8,15 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 from weakref import WeakValueDictionary
 
 from retune.compiler.core.errors import DeviceError, OptionError
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.buffers import address
 from retune.compiler.runtime.cuda.array import DeviceArray
-from retune.compiler.runtime.cuda.driver_interface import Driver
+from retune.compiler.runtime.cuda.driver_interface import Driver, Stream
 from retune.compiler.runtime.cuda.program import DeviceProgram
-from retune.compiler.runtime.device import cuda
+from retune.compiler.runtime.device import AnyArray, cuda
 from retune.compiler.runtime.executor.device_memory import DeviceMemory
 from retune.compiler.runtime.executor.plan import BufferKind, BufferSpec, Plan
 
@@ -38,7 +37,7 @@ class DeviceConstants:
         self._known: WeakValueDictionary[tuple[object, ...], DeviceConstant] = WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def on_gpu(self, driver: Driver, stream: Any, number: int, source: Array) -> DeviceConstant:
+    def on_gpu(self, driver: Driver, stream: Stream, number: int, source: Array) -> DeviceConstant:
         """A read-only copy of `source` on GPU `number`, which is open; `stream` copies it there if needed.
 
         Raises: DeviceError when there is no memory.
@@ -74,7 +73,7 @@ class CudaMemory(DeviceMemory):
         self.device = cuda(number)
         driver.open(number)
         self.driver = driver
-        self.stream: Any = driver.stream()
+        self.stream = driver.stream()
         self.graphs = graphs
         self.version = 0
         """Changes with the memory of any buffer or of the workspace."""
@@ -143,15 +142,15 @@ class CudaMemory(DeviceMemory):
         array = self._own[number]
         array.write(values.reshape(array.shape))
 
-    def copy_in(self, spec: BufferSpec, array: Any, what: str) -> None:
+    def copy_in(self, spec: BufferSpec, array: AnyArray, what: str) -> None:
         source = self._view_of(spec, array, what)
         self.release_borrow(spec.storage)
         self._copy(source, self._own[spec.storage])
 
-    def copy_out(self, spec: BufferSpec, array: Any, what: str) -> None:
+    def copy_out(self, spec: BufferSpec, array: AnyArray, what: str) -> None:
         self._copy(self._own[spec.storage], self._view_of(spec, array, what))
 
-    def borrow(self, spec: BufferSpec, array: Any, what: str) -> None:
+    def borrow(self, spec: BufferSpec, array: AnyArray, what: str) -> None:
         """Use a caller's array on this GPU for a buffer and all views of it."""
         borrowed = self._view_of(spec, array, what)
         self._check_borrow(spec, what, lambda other: borrowed.overlaps(self._own[other]), self._own)
@@ -202,7 +201,7 @@ class CudaMemory(DeviceMemory):
     def _allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         return DeviceArray.allocate(self.driver, self.stream, self.device.device_id, shape, dtype)
 
-    def _view_of(self, spec: BufferSpec, array: Any, what: str) -> DeviceArray:
+    def _view_of(self, spec: BufferSpec, array: AnyArray, what: str) -> DeviceArray:
         self.ready()
         view = DeviceArray.borrow(self.driver, self.stream, array)
         if view.device != self.device:

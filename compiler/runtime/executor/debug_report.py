@@ -8,7 +8,6 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from retune.compiler.core.errors import ArtifactError
 from retune.compiler.runtime.archive import damage_text
@@ -163,7 +162,7 @@ def _unit(name: str, value: Value) -> str:
     return _UNITS.get(name, "string" if isinstance(value, str) else "count")
 
 
-def _without_units(row: Mapping[str, Mapping[str, Any]]) -> dict[str, Value]:
+def _without_units(row: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
     return {name: next(iter(value.values())) for name, value in row.items()}
 
 

@@ -8,7 +8,6 @@ its last reference.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from retune.compiler.core.errors import OptionError
 from retune.compiler.runtime.artifact import Array
@@ -141,7 +140,7 @@ class DeviceCopies:
         if self._resident.pop(root, None) is not None:
             self._outbound[root].due = self._outbound[root].always = True
 
-    def reader(self, number: int, array: Any) -> DeviceMemory:
+    def reader(self, number: int, array: object) -> DeviceMemory:
         """The memory of the array's device, if only that device reads the input. Raises: OptionError."""
         devices = [step.target for step in self._inbound.get(number, ())]
         lies = device_of(array)

@@ -7,11 +7,10 @@ may replace a buffer (a *borrow*); bound calls follow.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from retune.compiler.core.errors import OptionError
 from retune.compiler.runtime.artifact import Array, KernelArtifact
-from retune.compiler.runtime.device import Device
+from retune.compiler.runtime.device import AnyArray, Device
 from retune.compiler.runtime.executor.plan import READ_ONLY, BufferSpec, Plan
 
 
@@ -84,18 +83,18 @@ class DeviceMemory(ABC):
         """Copy an array into a buffer."""
 
     @abstractmethod
-    def copy_in(self, spec: BufferSpec, array: Any, what: str) -> None:
+    def copy_in(self, spec: BufferSpec, array: AnyArray, what: str) -> None:
         """Copy an array on this device into a buffer.
 
         Raises: OptionError when it does not fit; DeviceError when it is elsewhere or cannot be used in place.
         """
 
     @abstractmethod
-    def copy_out(self, spec: BufferSpec, array: Any, what: str) -> None:
+    def copy_out(self, spec: BufferSpec, array: AnyArray, what: str) -> None:
         """Copy a buffer into an array on this device; done on return. Raises: like `copy_in`."""
 
     @abstractmethod
-    def borrow(self, spec: BufferSpec, array: Any, what: str) -> None:
+    def borrow(self, spec: BufferSpec, array: AnyArray, what: str) -> None:
         """Use a caller's array on this device for a buffer and all views of it.
 
         Raises: like `copy_in`; OptionError when it shares memory with another buffer and one of them is written, or

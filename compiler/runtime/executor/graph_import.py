@@ -17,10 +17,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
 
 from retune.compiler.core.dtype import number_type
 from retune.compiler.core.errors import ArtifactError
+from retune.compiler.core.json_reader import JsonObject, string
 from retune.compiler.runtime.archive import DAMAGE, damage_text
 from retune.compiler.runtime.artifact import ALIGNMENT
 from retune.compiler.runtime.executor.placement import FIRST_GPU, HOST
@@ -199,15 +199,15 @@ class _Importer:
             self._holds[storage] = entry
 
 
-def _node(row: Mapping[str, Any], number: int) -> GraphNode:
-    name, inputs = _string(row["name"]), _sources(row.get("inputs", ()))
+def _node(row: JsonObject, number: int) -> GraphNode:
+    name, inputs = string(row["name"]), _sources(row.get("inputs", ()))
     if row["op"] == "null":
         if inputs:
             raise ValueError(f"node {number} ({name}) is null and has inputs")
         return GraphNode(name)
     if row["op"] != "tvm_op":
         raise ValueError(f"node {number} ({name}): op is {row['op']!r}; it must be null or tvm_op")
-    attrs = {_string(key): _string(value) for key, value in row["attrs"].items()}
+    attrs = {string(key): string(value) for key, value in row["attrs"].items()}
     outputs, count = int(attrs["num_outputs"]), int(attrs["num_inputs"])
     if count != len(inputs) or outputs < 1 or not attrs["func_name"]:
         raise ValueError(f"node {number} ({name}): num_inputs, num_outputs and func_name do not fit the node")
@@ -215,7 +215,7 @@ def _node(row: Mapping[str, Any], number: int) -> GraphNode:
     return GraphNode(name, attrs["func_name"], inputs, outputs, others)
 
 
-def _entries(data: Mapping[str, Any]) -> list[_Entry]:
+def _entries(data: JsonObject) -> list[_Entry]:
     attrs = {name: value[1] for name, value in data["attrs"].items() if isinstance(value, list) and len(value) == 2}
     if set(attrs.get("device_index", ())) - {CPU, GPU} or set(attrs.get("storage_scope", ())) - {_GLOBAL, ""}:
         raise ValueError("graphs run on CPUs and CUDA's GPUs, in their global memory, not on other devices")
@@ -242,20 +242,14 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _sources(rows: Sequence[Sequence[Any]]) -> tuple[tuple[int, int], ...]:
+def _sources(rows: Sequence[Sequence[object]]) -> tuple[tuple[int, int], ...]:
     for row in rows:
         if len(row) not in _ROW:
             raise ValueError(f"{row!r} is not [node, index, version]")
     return tuple((_integer(row[0]), _integer(row[1])) for row in rows)
 
 
-def _integer(value: Any) -> int:
+def _integer(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r} is not an integer from 0 on")
-    return value
-
-
-def _string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a string")
     return value

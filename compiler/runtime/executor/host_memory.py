@@ -8,7 +8,6 @@ are loaded into gets own memory.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -16,14 +15,14 @@ from retune.compiler.core.errors import ArtifactError, OptionError
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.artifact import ALIGNMENT, Array, KernelArtifact
 from retune.compiler.runtime.buffers import aligned_array, aligned_zeros, constant_array
-from retune.compiler.runtime.device import cpu
+from retune.compiler.runtime.device import AnyArray, cpu
 from retune.compiler.runtime.executor.argument_checks import as_array, check_fit, copy_to, shared_array
 from retune.compiler.runtime.executor.device_memory import DeviceMemory, MemoryUse
 from retune.compiler.runtime.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
 from retune.compiler.runtime.loader import BoundKernel, Kernel, load_kernels
 from retune.compiler.runtime.sequence import KernelSequence
 
-HostFunction = Callable[..., Any]
+HostFunction = Callable[..., object]
 """Gets the inputs of a call, read-only, and then the outputs to fill."""
 
 
@@ -141,18 +140,18 @@ class HostMemory(DeviceMemory):
         self.release_borrow(number)
         np.copyto(self.arrays[number], values.reshape(self.arrays[number].shape))
 
-    def copy_in(self, spec: BufferSpec, array: Any, what: str) -> None:
+    def copy_in(self, spec: BufferSpec, array: AnyArray, what: str) -> None:
         """Copy an array or a number into a buffer that owns memory, in own memory. Raises: OptionError."""
         fitting = as_array(array, spec, what)
         if spec.storage in self._borrowed:
             self.release_borrow(spec.storage)
         np.copyto(self.arrays[spec.storage], fitting)
 
-    def copy_out(self, spec: BufferSpec, array: Any, what: str) -> None:
+    def copy_out(self, spec: BufferSpec, array: AnyArray, what: str) -> None:
         """Copy a buffer into an array, also of another library. Raises: OptionError when it does not fit."""
         copy_to(array, _view(self.arrays[spec.storage], spec), spec, what)
 
-    def borrow(self, spec: BufferSpec, array: Any, what: str) -> None:
+    def borrow(self, spec: BufferSpec, array: AnyArray, what: str) -> None:
         """Use the caller's array for a buffer and for all views of it; arrays of other libraries by DLPack.
 
         Raises: OptionError when it is not aligned, dense, of the buffer's shape and type, writable if needed, or shares

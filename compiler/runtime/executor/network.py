@@ -13,11 +13,11 @@ import platform
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from retune.compiler.core.errors import ArtifactError, OptionError
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.runtime.archive import Archive, reject_damage, write_archive
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
@@ -40,7 +40,7 @@ class CompiledNetwork:
     kernels: tuple[KernelArtifact, ...]
     constants: Mapping[int, Array]
     coverage: tuple[KernelRow, ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
     # A frozen network that was found consistent stays so; executors would otherwise check it again each time.
     _is_verified: bool = field(default=False, init=False, repr=False)
 
@@ -125,7 +125,7 @@ def check_machine(network: CompiledNetwork) -> None:
     check_cpu(f"network {network.plan.name}", network.metadata)
 
 
-def check_cpu(what: str, facts: Mapping[str, Any]) -> None:
+def check_cpu(what: str, facts: JsonObject) -> None:
     """Check that code can run here: an instruction that the CPU lacks would end the process. `facts` has LLVM's
     `triple`, the name `cpu`, and the features that the code `needs`.
 

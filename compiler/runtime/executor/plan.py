@@ -12,13 +12,13 @@ A plan is frozen, and read and written as JSON. A plan that `verify` accepts can
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
 
 from retune.compiler.core.dtype import item_bytes, number_type
 from retune.compiler.core.errors import ArtifactError
+from retune.compiler.core.json_reader import JsonObject, integer, string
 from retune.compiler.runtime.archive import DAMAGE, damage_text
 from retune.compiler.runtime.artifact import ALIGNMENT, KernelArtifact
 
@@ -173,43 +173,31 @@ class Plan:
         return "\n".join(lines)
 
 
-def _from_data(data: Mapping[str, Any]) -> Plan:
+def _from_data(data: JsonObject) -> Plan:
     buffers = tuple(
         BufferSpec(
-            name=_text(entry["name"]),
+            name=string(entry["name"]),
             shape=_ints(entry["shape"]),
             dtype=number_type(entry["dtype"]),
             kind=BufferKind(entry["kind"]),
-            storage=_int(entry["storage"]),
-            offset=_int(entry["offset"]),
+            storage=integer(entry["storage"]),
+            offset=integer(entry["offset"]),
         )
         for entry in data["buffers"]
     )
     calls = tuple(
-        Call(_text(entry["kernel"]), _ints(entry["buffers"]), _text(entry["label"]), _int(entry.get("device", 0)))
+        Call(string(entry["kernel"]), _ints(entry["buffers"]), string(entry["label"]), integer(entry.get("device", 0)))
         for entry in data["calls"]
     )
     return Plan(
-        name=_text(data["name"]),
+        name=string(data["name"]),
         buffers=buffers,
         calls=calls,
         inputs=_ints(data["inputs"]),
         outputs=_ints(data["outputs"]),
-        arena_bytes=_int(data["arena_bytes"]),
+        arena_bytes=integer(data["arena_bytes"]),
     )
 
 
-def _int(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r} is not an integer")
-    return value
-
-
-def _ints(values: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(_int(value) for value in values)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a string")
-    return value
+def _ints(values: Iterable[object]) -> tuple[int, ...]:
+    return tuple(map(integer, values))

@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
 
 import numpy as np
 
@@ -69,14 +68,14 @@ class TimedExecutor(TimedFunctions):
     def single_call(self, index: int) -> Callable[[], object]:
         """A call of the plan, done when it returns."""
 
-    def __getitem__(self, name: str) -> Callable[..., Any]:
+    def __getitem__(self, name: str) -> Callable[..., object]:
         """The method of that name, as modules of functions give theirs.
 
         Raises: AttributeError when there is none.
         """
         if not isinstance(name, str) or name not in _FUNCTIONS:
             raise AttributeError(f"a graph executor has no function {name!r}; it has {', '.join(_FUNCTIONS)}")
-        method: Callable[..., Any] = getattr(self, name)
+        method: Callable[..., object] = getattr(self, name)
         return method
 
     def benchmark(
@@ -133,7 +132,7 @@ class TimedExecutor(TimedFunctions):
         )
 
 
-def _without_arguments(function: Callable[..., Any]) -> Callable[[], Any]:
+def _without_arguments(function: Callable[..., object]) -> Callable[[], object]:
     """The function, which needs no arguments. Raises: OptionError when it does."""
     try:
         signature(function).bind()

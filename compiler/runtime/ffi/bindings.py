@@ -15,9 +15,8 @@ import numpy as np
 import tvm_ffi
 from tvm_ffi import core, error, registry, serialization
 
-from retune.compiler.core.dtype import BFLOAT16, NARROW, item_bytes
+from retune.compiler.core.dtype import BFLOAT16, NARROW, Array, DType, item_bytes
 from retune.compiler.core.errors import ArtifactError, RetuneError
-from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import aligned_copy
 from retune.compiler.runtime.device import same_device
 
@@ -39,6 +38,7 @@ tensor_of = tvm_ffi.from_dlpack
 to_json = serialization.to_json_graph_str
 from_json = serialization.from_json_graph_str
 
+T = TypeVar("T")
 E = TypeVar("E", bound=type[BaseException])
 
 
@@ -89,7 +89,7 @@ class NDArray(tvm_ffi.Tensor):
 
     asnumpy = numpy
 
-    def copyfrom(self, source: Any) -> "NDArray":
+    def copyfrom(self, source: object) -> "NDArray":
         """Copy the elements of an array of the same shape, converted to this dtype; returns this array."""
         values = source.numpy() if isinstance(source, NDArray) else np.asarray(source)
         if values.shape != self.shape:
@@ -97,13 +97,14 @@ class NDArray(tvm_ffi.Tensor):
         self.numpy()[...] = values
         return self
 
-    def copyto(self, target: Any) -> Any:
+    def copyto(self, target: T) -> T:
         """Copy the elements to an array of the same shape, of this class or NumPy's; returns `target`."""
         if isinstance(target, NDArray):
-            return target.copyfrom(self)
-        if not isinstance(target, np.ndarray) or target.shape != self.shape:
+            target.copyfrom(self)
+        elif isinstance(target, np.ndarray) and target.shape == self.shape:
+            target[...] = self.numpy()
+        else:
             raise ArtifactError(f"an array of the shape {list(self.shape)} cannot be copied to {target!r}")
-        target[...] = self.numpy()
         return target
 
     def to_dlpack(self) -> Any:
@@ -118,7 +119,7 @@ class NDArray(tvm_ffi.Tensor):
         # The FFI makes capsules of objects only; NumPy makes one of a view's memory.
         return self.numpy().__dlpack__(**options) if self.is_view else super().__dlpack__(**options)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+    def __array__(self, dtype: str | DType | None = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype, copy=copy)
 
     def __repr__(self) -> str:
@@ -128,14 +129,14 @@ class NDArray(tvm_ffi.Tensor):
     def __str__(self) -> str:
         return str(self.numpy()) if self.__dlpack_device__()[0] == 1 else repr(self)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickled and copied as its elements. Raises: ArtifactError for an array that is not in the CPU's memory."""
         return _unpickle, (self.numpy(),)
 
     def __getitem__(self, index: Any) -> Any:
         return self.numpy()[index]
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: Any, value: object) -> None:
         self.numpy()[index] = value.numpy() if isinstance(value, NDArray) else value
 
     def __len__(self) -> int:
@@ -161,7 +162,7 @@ def new_function(address: int, keep: object) -> PackedFunc:
     return PackedFunc.__from_extern_c__(address, keep_alive_object=keep)
 
 
-def convert(value: Any) -> Any:
+def convert(value: object) -> Any:
     """`value` as a value of the FFI.
 
     Lists and tuples become `Array`, dicts `Map`, functions `PackedFunc`, arrays of NumPy and of any library with DLPack

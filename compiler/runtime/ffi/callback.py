@@ -7,7 +7,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from retune.compiler.runtime.ffi.host_array import HostArray
 from retune.compiler.runtime.ffi.registry import find_function
 
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+_Addresses: TypeAlias = "ctypes._Pointer[ctypes.c_void_p]"
 _FAILED = -1
 
 
@@ -39,7 +40,7 @@ class Callback:
 
     symbol: str
     address: int
-    keep: Any
+    keep: object
 
 
 def make_callback(kernel: str, call: ExternCall, errors: CallErrors) -> Callback:
@@ -59,8 +60,10 @@ def make_callback(kernel: str, call: ExternCall, errors: CallErrors) -> Callback
     return Callback(call.symbol, address, entry)
 
 
-def _entry(function: Callable[..., Any], args: Sequence[ExternArgument], errors: CallErrors) -> Callable[[Any], int]:
-    def run(addresses: Any) -> int:
+def _entry(
+    function: Callable[..., object], args: Sequence[ExternArgument], errors: CallErrors
+) -> Callable[[_Addresses], int]:
+    def run(addresses: _Addresses) -> int:
         try:
             pointers = iter(addresses[index] for index in range(sum(isinstance(arg, ExternBuffer) for arg in args)))
             function(*(_view(arg, next(pointers)) if isinstance(arg, ExternBuffer) else arg for arg in args))

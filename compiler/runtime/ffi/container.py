@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from retune.compiler.core.errors import ArtifactError, MismatchError
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.runtime.ffi.bindings import FFIArray as Array
 from retune.compiler.runtime.ffi.bindings import FFIMap as Map
 from retune.compiler.runtime.ffi.bindings import convert, from_json, mismatch, to_json
@@ -20,7 +21,7 @@ _PLAIN = {"int", "ffi.Shape", "Device", "DataType"}
 _DEEPEST = 500
 
 
-def save_json(value: Any) -> str:
+def save_json(value: object) -> str:
     """Numbers, strings, bytes, devices, types and containers of them as JSON text.
 
     Raises: ArtifactError for values without such a form, such as a function or an array.
@@ -44,7 +45,7 @@ def load_json(text: str) -> Any:
         raise ArtifactError(f"this is no text that save_json makes: {error}") from error
 
 
-def _check_graph(graph: Any) -> None:
+def _check_graph(graph: JsonObject) -> None:
     """Ensure that no value contains itself, and none is nested too deep: the FFI follows references without end."""
     nodes = graph["nodes"]
     depth: list[int] = []
@@ -60,18 +61,18 @@ def _check_graph(graph: Any) -> None:
             raise ValueError(f"node {number} is nested more than {_DEEPEST} deep")
 
 
-def _numbers(data: Any) -> Iterator[int]:
+def _numbers(data: object) -> Iterator[int]:
     """The integers in the data of a node, which may be indices of nodes."""
     values = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
     return (value for value in values if isinstance(value, int) and not isinstance(value, bool))
 
 
-def structural_equal(lhs: Any, rhs: Any, map_free_vars: bool = False) -> bool:
+def structural_equal(lhs: object, rhs: object, map_free_vars: bool = False) -> bool:
     """Whether two values are structurally equal; with `map_free_vars`, up to names of free variables."""
     return _difference(lhs, rhs, map_free_vars) is None
 
 
-def assert_structural_equal(lhs: Any, rhs: Any, map_free_vars: bool = False) -> None:
+def assert_structural_equal(lhs: object, rhs: object, map_free_vars: bool = False) -> None:
     """Ensure that two values are structurally equal. Objects outside the FFI, such as our expressions, are compared by
     `==`.
 
@@ -82,7 +83,7 @@ def assert_structural_equal(lhs: Any, rhs: Any, map_free_vars: bool = False) -> 
         raise MismatchError(f"the values are not built alike: {difference}")
 
 
-def _difference(lhs: Any, rhs: Any, map_free_vars: bool) -> str | None:
+def _difference(lhs: object, rhs: object, map_free_vars: bool) -> str | None:
     try:
         paths = mismatch(lhs, rhs, map_free_vars)
     except (TypeError, BufferError):  # an object outside the FFI

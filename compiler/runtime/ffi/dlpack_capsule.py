@@ -36,7 +36,7 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
-def capsule_of(address: int, shape: Sequence[int], dtype: str, where: Device, owner: object) -> Any:
+def capsule_of(address: int, shape: Sequence[int], dtype: str, where: Device, owner: object) -> object:
     """A capsule of a dense row-major array; `owner` must live as long as its memory is used."""
     block: Any = (ctypes.c_uint8 * (prod(shape) * item_bytes(dtype))).from_address(address)
     block.owner = owner

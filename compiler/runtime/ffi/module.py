@@ -167,12 +167,12 @@ class Module(TimedFunctions):
         except ArtifactError as error:
             raise AttributeError(str(error)) from error
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         if self._main is None:
             self._main = self.get_function(self.entry_name, True)
         return self._main(*args)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._library is not None or self._imports:
             raise ArtifactError("a module that was loaded from a library, or imports others, cannot be pickled")
         return Module, (tuple(self._functions.values()),)

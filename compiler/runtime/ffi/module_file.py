@@ -14,9 +14,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from retune.compiler.core.errors import ArtifactError
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.runtime.archive import (
     DAMAGE,
     Archive,
@@ -109,6 +109,6 @@ def load_functions(path: Path) -> tuple[CompiledFunction, ...]:
         return tuple(_function(archive, number, row) for number, row in enumerate(archive.json(_ABOUT)))
 
 
-def _function(archive: Archive, number: int, row: dict[str, Any]) -> CompiledFunction:
+def _function(archive: Archive, number: int, row: JsonObject) -> CompiledFunction:
     kernel = kernel_of(row["kernel"], archive.blob(f"{number}.kernel.o"))
     return CompiledFunction(str(row["name"]), kernel, archive.blob(f"{number}.entry.o"))

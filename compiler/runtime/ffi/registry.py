@@ -35,7 +35,7 @@ def register_func(func_name: F, f: None = None, override: bool = False) -> F: ..
 def register_func(func_name: str, f: None = None, override: bool = False) -> Callable[[F], F]: ...
 @overload
 def register_func(func_name: str, f: F, override: bool = False) -> F: ...
-def register_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
+def register_func(func_name: F | str, f: F | None = None, override: bool = False) -> F | Callable[[F], F]:
     """Register a function for kernels, see `retune.compiler.te.extern`, for C and C++, and for `get_global_func`.
 
     Used as `@register_func`, as `@register_func("name")`, or as `register_func("name", f)`; the default name is the
@@ -51,7 +51,9 @@ def register_when_loaded(name: str, function: F) -> F:
     return function
 
 
-def registration(register: Callable[[str, Any, bool], Any], func_name: Any, f: Any, override: bool) -> Any:
+def registration(
+    register: Callable[[str, F, bool], F], func_name: F | str, f: F | None, override: bool
+) -> F | Callable[[F], F]:
     """Dispatch the forms of a registering function: a function alone, a name and a function, or a decorator with a
     name. `register` takes the name, the function, and whether it overrides.
     """
@@ -113,7 +115,7 @@ def with_lent_arrays(function: "PackedFunc") -> Function:
     return partial(_call_lending, function)
 
 
-def _call_lending(function: "PackedFunc", *args: Any) -> Any:
+def _call_lending(function: "PackedFunc", *args: object) -> Any:
     lend = _ffi().lend
     return function(*(lend(arg) if isinstance(arg, np.ndarray) else arg for arg in args))
 

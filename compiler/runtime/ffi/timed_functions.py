@@ -4,7 +4,6 @@ Options, their order and their meaning are those of TVM's time evaluators.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from retune.compiler.core.errors import OptionError
 from retune.compiler.runtime.device import Device, require_cpu
@@ -18,7 +17,7 @@ _FLUSH = "cache_flush"
 class TimedFunctions:
     """A base of classes whose `self[name]` is a function."""
 
-    def __getitem__(self, name: str) -> Callable[..., Any]:
+    def __getitem__(self, name: str) -> Callable[..., object]:
         raise NotImplementedError
 
     def check_device(self, where: Device) -> None:

@@ -12,10 +12,9 @@ are not bound: a bound sleeping thread waits for its CPU while another is idle.
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 from retune.compiler.core import config
 from retune.compiler.core.errors import ArtifactError
@@ -113,7 +112,7 @@ declare i32 @omp_get_thread_num()
 declare i32 @sched_setaffinity(i32, i64, ptr)
 """
 
-_placed: dict[tuple[int, tuple[int, ...], bool], Any] = {}
+_placed: dict[tuple[int, tuple[int, ...], bool], "ctypes.Array[ctypes.c_char]"] = {}
 """Buffers of `retune_places`, by number of threads, the caller's share, and whether no other thread has it; threads
 point to them, so they stay.
 """
@@ -168,7 +167,7 @@ def _mask(cpus: Sequence[int]) -> bytes:
 
 
 @cache
-def _bind() -> Any:
+def _bind() -> Callable[[bytes, int], None]:
     return ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int32)(native_address(_BIND, "retune_bind"))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.schedule.state import State
@@ -47,7 +47,7 @@ class SketchContext:
 
     hardware: HardwareParams
     options: SearchOptions
-    policy: Any = None
+    policy: object = None
     """The calling policy, for custom rules."""
     target: Target | None = None
     """The target of code generation; None if only the hardware parameters are known."""

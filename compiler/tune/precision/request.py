@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from retune.compiler.core.errors import OptionError
+from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.core.options import TuneOptions
 from retune.compiler.graph.precision.layers import BFLOAT16, FLOAT32, INT8, Assignment
 from retune.compiler.runtime.artifact import Array
@@ -50,7 +51,7 @@ class PrecisionRequest:
         return self.tolerance or _ALLOWED.get(self.precision, TOLERANCE)
 
 
-def require_precision(options: TuneOptions, given: Mapping[str, Any]) -> None:
+def require_precision(options: TuneOptions, given: Mapping[str, object]) -> None:
     """Check what was `given` by name beside the settings. Raises: OptionError for details of float32."""
     # A default that is passed on, as by a deployment, asks for nothing.
     asked = {name: value for name in _DETAILS if (value := given.get(name)) is not None}
@@ -112,12 +113,12 @@ class PrecisionChoice:
         shares = ", ".join(f"{count} in {name}" for name, count in sorted(counts.items(), key=lambda pair: -pair[1]))
         return f"layers: {shares}; error of the outputs ({self.metric}) {self.error:.2%}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """All fields as JSON has them."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+    def from_json(cls, fields: JsonObject) -> Self:
         """The inverse of `to_json`. Raises: TypeError, ValueError, KeyError."""
         ranges = fields.get("ranges")
         return cls(

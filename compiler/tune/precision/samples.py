@@ -103,7 +103,7 @@ def _drawn(inputs: Sequence[Value], rng: np.random.Generator) -> Sample:
     }
 
 
-def _entries(calibrate: Any, inputs: Sequence[Value]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _entries(calibrate: Any, inputs: Sequence[Value]) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Where samples come from, for messages, and their arrays by name."""
     if isinstance(calibrate, str | Path):
         for file in files_of(Path(calibrate)):
@@ -136,7 +136,7 @@ def _read(path: Path) -> dict[str, Array]:
         raise OptionError(f"cannot read samples from {path}: {error}") from error
 
 
-def _split(where: str, arrays: Mapping[str, Any], inputs: Sequence[Value]) -> list[Sample]:
+def _split(where: str, arrays: Mapping[str, object], inputs: Sequence[Value]) -> list[Sample]:
     """The samples of an entry, whose arrays may have an axis of samples."""
     known = {value.name: value for value in inputs}
     for name in arrays:
@@ -151,7 +151,7 @@ def _split(where: str, arrays: Mapping[str, Any], inputs: Sequence[Value]) -> li
     return [{name: column[number] for name, column in columns.items()} for number in range(next(iter(lengths), 0))]
 
 
-def _checked(where: str, value: Value, given: Any) -> list[Array]:
+def _checked(where: str, value: Value, given: object) -> list[Array]:
     """The array of an input in each sample, in its type."""
     try:
         array = np.asarray(given)

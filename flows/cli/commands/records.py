@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -219,6 +219,6 @@ def _records(store: str | None) -> ParquetRecordStore:
     return ParquetRecordStore(home_of(store))
 
 
-def _fields(record: MeasureRecord) -> dict[str, Any]:
+def _fields(record: MeasureRecord) -> dict[str, object]:
     """A record as plain values, for machines."""
     return {**asdict(record), "status": record.status.name, "seconds": record.seconds}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.core.dtype import Array
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.te import evaluate as evaluate_module
 from retune.compiler.te.evaluate import evaluate
@@ -71,7 +72,7 @@ def test_sum_without_axes_has_rank_zero() -> None:
 
 
 @pytest.mark.parametrize("array", [np.zeros(3, np.float32), np.zeros(4, np.float64)])
-def test_inputs_are_checked(array: evaluate_module.Array) -> None:
+def test_inputs_are_checked(array: Array) -> None:
     a = te.placeholder((4,), name="a")
     with pytest.raises(DefinitionError, match="a is a float32 tensor"):
         evaluate([a], {a: array})

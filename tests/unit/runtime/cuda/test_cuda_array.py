@@ -159,8 +159,9 @@ def test_what_kernels_cannot_use_is_not_borrowed() -> None:
         DeviceArray.borrow(driver, "stream", Lender(0x10004, (4,), "float32", 0))
     with pytest.raises(DeviceError, match=r"lies on cpu\(0\), not on a CUDA device"):
         DeviceArray.borrow(driver, "stream", np.zeros(4, "float32"))
+    numbers: Any = [1.0]
     with pytest.raises(DeviceError, match="a list gives no array"):
-        DeviceArray.borrow(driver, "stream", [1.0])
+        DeviceArray.borrow(driver, "stream", numbers)
     with pytest.raises(DeviceError, match=r"said to lie on cuda\(1\), and lies on cuda\(0\)"):
         DeviceArray.borrow(driver, "stream", Liar(0x10000, (4,), "float32", 0))
     with pytest.raises(DeviceError, match="a Broken gives no array of DLPack: no driver"):
