@@ -1,7 +1,7 @@
 """Latency of networks that ONNX Runtime's tool quantizes, untuned, beside ONNX Runtime, OpenVINO and float32.
 
     python -m benchmarks.quantized [--only REGEX] [--threads N] [--count N] [--seed N] [--tuned] [--seconds S]
-        [--passes N] [--out FILE]
+        [--passes N] [--layers] [--target TEXT] [--out FILE]
 
 Beside three networks of the zoo `--count` image networks are drawn by `--seed` from timm's, and a quarter as many
 encoders of text from those of transformers, on seeded random weights. Each is quantized statically (QDQ, unsigned
@@ -11,6 +11,9 @@ tuned, for `--seconds`. A line per contender; `of_best_peer` is the fastest peer
 ours, `of_float32` that of our own float32; `unequal` is the share of the elements that differ by more than half a
 quantum from ONNX Runtime's. What fails gets a line with the reason (`failure`). A network with lines in `--out` is left
 out, so a run that was interrupted goes on.
+
+With `--layers` single layers are timed in place of networks, our int8 beside our float32, for `--target` (such as
+`llvm -mcpu=haswell`; default: this machine).
 """
 
 import json
@@ -36,6 +39,7 @@ from onnxruntime.quantization import (
 
 import retune
 from benchmarks.harness import Figure, interleaved, parse
+from benchmarks.quantized_layers import LAYERS, layer_figure
 from benchmarks.torch_models import SEED, declare_operators, make_timm
 from benchmarks.tuning import open_workers, tune
 from benchmarks.unseen import drawn
@@ -71,9 +75,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         "seed": (0, "what they are drawn by"),
         "passes": (15, "timed passes of each contender"),
     }
-    flags = {"tuned": "also tune the static form"}
-    help_ = "seconds of tuning"
-    run = parse(__doc__, argv, seconds=60, seconds_help=help_, threads=(1, 2), options=options, flags=flags)
+    flags = {"tuned": "also tune the static form", "layers": "time single layers"}
+    run = parse(
+        __doc__,
+        argv,
+        seconds=60,
+        seconds_help="seconds of tuning",
+        threads=(1, 2),
+        options=options,
+        flags=flags,
+        texts={"target": ("TEXT", "the target of single layers")},
+    )
+    if run.options["layers"]:
+        target = Target(run.texts["target"]) if run.texts["target"] else Target.host()
+        for threads in run.threads:
+            for name in filter(run.wants, LAYERS):
+                run.write(layer_figure(name, target, threads))
+        return
     count, seed = run.options["count"], run.options["seed"]
     texts = Random(seed).sample(sorted(TEXTS), min(len(TEXTS), -(-count // 4)))
     images = [f"timm/{name}" for name in drawn(count, seed)] if count else []

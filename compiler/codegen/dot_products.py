@@ -18,7 +18,7 @@ from retune.compiler.codegen.memory_access import MemoryEmitter
 from retune.compiler.codegen.types import is_float, item_bytes, literal, llvm_type
 from retune.compiler.codegen.values import Ramp, Value
 from retune.compiler.ir.dot import BYTES, OTHER_SIGN, in_order
-from retune.compiler.ir.expr import Binary, BinaryOp, Cast, Const, Dot, Expr, Load, Var
+from retune.compiler.ir.expr import Binary, BinaryOp, Cast, Const, Dot, Expr, Load, Select, Var
 from retune.compiler.ir.visit import walk
 
 WORD = "uint32"
@@ -42,9 +42,9 @@ def dot(emitter: MemoryEmitter, expr: Dot, sums: Value) -> Value:
     plan = _plan(emitter, expr)
     if plan is None or lanes % min(plan.instruction.names):
         return _one_by_one(emitter, expr, sums)
-    words = [_words(emitter, factor, expr, lanes) for factor in plan.factors]
     if plan.instruction.element == "i16":
-        return _issue_pairs(emitter, plan, sums, words)
+        return _issue_pairs(emitter, plan, sums, [_pairs(emitter, factor, expr, lanes) for factor in plan.factors])
+    words = [_words(emitter, factor, expr, lanes) for factor in plan.factors]
     if plan.flipped is None:
         return _issue(emitter, plan.instruction, sums, words)
     bits = Value(literal(SIGN_BITS, WORD, lanes), lanes, WORD)
@@ -101,23 +101,39 @@ def _issue(emitter: MemoryEmitter, instruction: DotInstruction, sums: Value, wor
     return _joined(emitter, parts)
 
 
-def _issue_pairs(emitter: MemoryEmitter, plan: _Plan, sums: Value, words: list[Value]) -> Value:
-    """The even and the odd bytes of words, widened to 16 bits, multiplied and added in pairs."""
+def _issue_pairs(emitter: MemoryEmitter, plan: _Plan, sums: Value, factors: "list[tuple[Value, Value]]") -> Value:
+    """The even and the odd steps of both factors, as pairs of 16 bits, multiplied and added."""
     names = plan.instruction.names
     width = max(width for width in names if sums.lanes % width == 0)
     parts = []
     for start in range(0, sums.lanes, width):
         total = _part(emitter, sums, start, width)
-        factors = [
-            _halves(emitter, _part(emitter, word, start, width), factor.dtype)
-            for word, factor in zip(words, plan.factors, strict=True)
-        ]
-        for lhs, rhs in zip(*factors, strict=True):
+        for pairs in zip(*factors, strict=True):
+            lhs, rhs = (_part(emitter, pair, 2 * start, 2 * width) for pair in pairs)
             kind = llvm_type(sums.dtype, width)
             product = emitter.result(f"call {kind} @{names[width]}({lhs.typed}, {rhs.typed})", width, sums.dtype)
             total = emitter.result(f"add {total.typed}, {product.text}", width, sums.dtype)
         parts.append(total)
     return _joined(emitter, parts)
+
+
+def _pairs(emitter: MemoryEmitter, factor: Expr, dot: Dot, lanes: int) -> tuple[Value, Value]:
+    """The even and the odd steps of a factor, as pairs of numbers of 16 bits for each lane."""
+    if not isinstance(factor, Load | Select) or emitter.lanes_in(factor) == 1:
+        return _halves(emitter, _words(emitter, factor, dot, lanes), factor.dtype)
+    words = _neighbors(emitter, factor, dot, lanes) if isinstance(factor, Load) else None
+    if words is not None:
+        return _halves(emitter, words, factor.dtype)
+    steps = [emitter.splat(emitter.bind(dot.var, step).evaluate(factor), lanes) for step in range(dot.width)]
+    return _paired(emitter, steps[0], steps[2]), _paired(emitter, steps[1], steps[3])
+
+
+def _paired(emitter: MemoryEmitter, low: Value, high: Value) -> Value:
+    """Two vectors of bytes, widened to 16 bits and interleaved."""
+    mixed = _shuffled(emitter, low, high, [half * low.lanes + lane for lane in range(low.lanes) for half in range(2)])
+    extend = "zext" if low.dtype == "uint8" else "sext"
+    kind = llvm_type("int16", mixed.lanes)
+    return Value(emitter.writer.once(("pair", mixed.text), f"{extend} {mixed.typed} to {kind}"), mixed.lanes, "int16")
 
 
 def _halves(emitter: MemoryEmitter, words: Value, dtype: str) -> tuple[Value, Value]:

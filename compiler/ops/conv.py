@@ -62,10 +62,13 @@ def require_windows(call: OpCall, kernel: Shape, dilations: Shape, axes: tuple[i
 
 @dataclass(frozen=True, slots=True)
 class _Geometry:
-    """Sizes of a convolution, a number for every spatial dimension."""
+    """Sizes of a convolution, a number for every spatial dimension. `taps` are those of the weight, of which only those
+    within the window `kernel` read the input.
+    """
 
     channels_last: bool
     kernel: Shape
+    taps: Shape
     strides: Shape
     dilations: Shape
     output: Shape
@@ -91,17 +94,28 @@ def _geometry(call: OpCall, rank: int, channels: int | None = None) -> _Geometry
     if not last:
         fits = len(weight) == rank + 2 and weight[1] * groups == taken and weight[0] % groups == 0
         call.require(fits, f"the weight must be (O, I/{groups}, KH, KW)")
-        kernel, outputs, inputs = weight[2:], weight[0], weight[1]
+        taps, outputs, inputs = weight[2:], weight[0], weight[1]
     elif len(weight) == rank + 1:
         fits = groups == taken == weight[-1]
         call.require(fits, "a depthwise weight must be (KH, KW, C) with one group a channel")
-        kernel, outputs, inputs = weight[:rank], weight[-1], 1
+        taps, outputs, inputs = weight[:rank], weight[-1], 1
     else:
         fits = len(weight) == rank + 2 and weight[-2] * groups == taken and weight[-1] % groups == 0
         call.require(fits, f"the weight must be (KH, KW, I/{groups}, O)")
-        kernel, outputs, inputs = weight[:rank], weight[-1], weight[rank]
+        taps, outputs, inputs = weight[:rank], weight[-1], weight[rank]
+    kernel = _window(call, taps)
     output = require_windows(call, kernel, call.ints("dilations"), axes)
-    return _Geometry(last, kernel, call.ints("strides"), call.ints("dilations"), output, inputs, outputs, groups)
+    return _Geometry(last, kernel, taps, call.ints("strides"), call.ints("dilations"), output, inputs, outputs, groups)
+
+
+def _window(call: OpCall, taps: Shape) -> Shape:
+    """The extents of the window, which a weight with `taps` may exceed: the attribute `window`, by default the taps."""
+    window = call.ints("window") if "window" in call.attrs else ()
+    if not window:
+        return taps
+    fits = len(window) == len(taps) and all(0 < extent <= taken for extent, taken in zip(window, taps, strict=True))
+    call.require(fits, f"the window {window} is not within the weight's {taps}")
+    return window
 
 
 def _convolution(call: OpCall, rank: int) -> Lowered:
@@ -122,7 +136,9 @@ def _filled_channels(call: OpCall, terms: int) -> int | None:
 
 
 def _byte_convolution(call: OpCall) -> Lowered:
-    """Bytes of any signs give int32. Up to three channels that only the weight has are padding."""
+    """Bytes of any signs give int32. Up to three channels that only the weight has are padding; its taps outside the
+    attribute `window` multiply zeros.
+    """
     x = call.types[0]
     limits = (-128, 127) if x.dtype == "int8" else (0, 255)
     value = call.integer("pad_value")
@@ -142,7 +158,7 @@ def _compute(call: OpCall, geometry: _Geometry, shape: Shape, dtype: str, data: 
     window = [
         # A loop of one iteration would hide that a 1x1 convolution is a matmul.
         te.reduce_axis(extent, name) if extent > 1 else None
-        for extent, name in zip(geometry.kernel, _REDUCE_NAMES[-len(geometry.kernel) :], strict=True)
+        for extent, name in zip(geometry.taps, _REDUCE_NAMES[-len(geometry.taps) :], strict=True)
     ]
     channels = te.reduce_axis(geometry.inputs_per_group, "rc") if geometry.inputs_per_group > 1 else None
     axes = [axis for axis in (*window, channels) if axis is not None]
@@ -159,7 +175,14 @@ def _compute(call: OpCall, geometry: _Geometry, shape: Shape, dtype: str, data: 
         channel: Expr = zero if channels is None else channels
         if geometry.groups > 1:
             channel = c // (geometry.outputs // geometry.groups) * geometry.inputs_per_group + channel
-        value = data[(n, *read, channel)] if geometry.channels_last else data[(n, channel, *read)]
+        value: Expr = data[(n, *read, channel)] if geometry.channels_last else data[(n, channel, *read)]
+        inside = [
+            offset < extent
+            for offset, extent, taps in zip(offsets, geometry.kernel, geometry.taps, strict=True)
+            if extent < taps
+        ]
+        if inside:
+            value = te.if_then_else(te.logical_and(*inside), value, te.const(0, data.dtype))
         return summed_product(dtype, value, _weight_at(weight, geometry, offsets, channels, c), axes)
 
     indices = _indices(len(geometry.kernel), geometry.channels_last, body)
@@ -281,6 +304,9 @@ def _convolution_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     rank = x.ndim - 2
     fill = call.integer("pad_value") if "pad_value" in call.attrs else 0
     channel, last = (-1, -2) if is_channels_last(call) else (1, 1)
+    first = 0 if is_channels_last(call) else 2
+    for axis, extent in enumerate(_window(call, weight.shape[first : first + rank]), first):
+        weight = weight.take(range(extent), axis)
     if groups == 1 and weight.ndim == x.ndim and weight.shape[last] > x.shape[channel]:
         border = [(0, 0)] * x.ndim
         border[channel] = (0, weight.shape[last] - x.shape[channel])
@@ -333,9 +359,10 @@ OPERATORS = (
         "qconv2d",
         2,
         FusionKind.COMPLEX,
-        "conv2d of bytes, summed in int32; padding, also in channels that only the weight has, holds pad_value",
+        "conv2d of bytes, summed in int32; padding, also in channels that only the weight has, holds pad_value; taps "
+        "outside window (empty: the weight's) multiply zeros",
         _byte_convolution,
         _byte_convolution_array,
-        {**_ATTRS, "pad_value": int},
+        {**_ATTRS, "pad_value": int, "window": tuple},
     ),
 )

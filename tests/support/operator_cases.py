@@ -199,17 +199,24 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
     ("scatter_nd", [_DATA, _ROWS[[0, 0, 0]], _SLICES], {"reduction": "add"}),
     ("conv2d", [_RNG.integers(-9, 9, (1, 5, 5, 3), "int32"), _RNG.integers(-9, 9, (3, 3, 3, 2), "int32")], CONV),
     *(
-        ("qconv2d", [_bytes(x, 1, 5, 6, 8), _bytes(w, 3, 3, 8, 16)], {**CONV, "pad_value": 9})
+        ("qconv2d", [_bytes(x, 1, 5, 6, 8), _bytes(w, 3, 3, 8, 16)], {**CONV, "pad_value": 9, "window": ()})
         for x in ("uint8", "int8")
         for w in ("uint8", "int8")
     ),
-    ("qconv2d", [_bytes("uint8", 1, 5, 5, 3), _bytes("int8", 3, 3, 4, 16)], {**CONV, "pad_value": 7}),
+    ("qconv2d", [_bytes("uint8", 1, 5, 5, 3), _bytes("int8", 3, 3, 4, 16)], {**CONV, "pad_value": 7, "window": ()}),
     (
         "qconv2d",
         [_bytes("uint8", 1, 3, 5, 5), _bytes("int8", 6, 4, 1, 1)],
-        {**CONV, "pads": (0, 0, 0, 0), "layout": "NCHW", "pad_value": 7},
+        {**CONV, "pads": (0, 0, 0, 0), "layout": "NCHW", "pad_value": 7, "window": ()},
     ),
-    ("qconv2d", [_bytes("uint8", 1, 5, 5, 16), _bytes("int8", 3, 3, 16)], {**CONV, "groups": 16, "pad_value": 255}),
+    *(
+        (
+            "qconv2d",
+            [_bytes(x, 1, 5, 5, 16), _bytes("int8", *taps, 16)],
+            {**CONV, "groups": 16, "pad_value": 100, "window": window},
+        )
+        for x, taps, window in (("uint8", (3, 3), ()), ("int8", (4, 3), (3, 3)), ("uint8", (3, 8), (3, 3)))
+    ),
     ("conv2d", [_RNG.random((1, 5, 5, 3)).astype("bfloat16"), _RNG.random((3, 3, 4, 16)).astype("bfloat16")], CONV),
     ("qdense", [_bytes("uint8", 5, 12), _bytes("int8", 12, 16)], {}),
     ("qdense", [_bytes("int8", 5, 7), _bytes("int8", 7, 3)], {}),

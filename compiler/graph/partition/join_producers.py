@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from retune.compiler.core.dtype import HALVES
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.partition.fuse import DEEPEST, LARGEST_EXPRESSION, FusedOp, Fusion
+from retune.compiler.ir.dot import BYTES
 from retune.compiler.ops import OPS, FusionKind
 
 _COPIES = ("slice", "concat", "transpose", "pad")
@@ -102,7 +103,8 @@ def _alias_chain(aliases: Mapping[str, str], name: str) -> list[str]:
 
 
 def _widens(graph: Graph, node: Node) -> bool:
-    return node.op == "cast" and graph.values[node.inputs[0]].dtype in HALVES and node.text("dtype") == "float32"
+    narrow = graph.values[node.inputs[0]].dtype in (*HALVES, *BYTES)
+    return node.op == "cast" and narrow and node.text("dtype") in ("float32", "int32")
 
 
 def _suits(graph: Graph, producer: FusedOp, group: FusedOp, name: str) -> bool:
@@ -118,7 +120,7 @@ def _suits(graph: Graph, producer: FusedOp, group: FusedOp, name: str) -> bool:
             is_padded = group.core.op in _PADDED and any(group.core.ints("pads"))
             return is_padded and producer.nodes[-1].op in _COPIES
         case FusionKind.REDUCTION:
-            # Each pass over a row converts its halves again, which costs less than a copy of them in float32.
+            # Each pass over a row converts its halves or bytes again, which costs less than a wider copy of them.
             return all(node.op in _MOVES or _widens(graph, node) for node in producer.nodes)
     # A value with several reads would be computed several times.
     return sum(node.inputs.count(name) for node in group.nodes) == 1

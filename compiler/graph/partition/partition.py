@@ -400,7 +400,8 @@ def _kernel_name(graph: Graph, group: FusedOp) -> str:
         if first.op in ("conv2d", "qconv2d") and first.integer("groups") > 1:
             depthwise = math.prod(weight) == weight[0] * weight[1] * weight[-1]
             words[0] = f"{'depthwise' if depthwise else 'group'}_{first.op}"
-        words.append("x".join(map(str, weight[:rank] if last else weight[2:])))
+        window = first.ints("window") if first.op == "qconv2d" else ()
+        words.append("x".join(map(str, window or (weight[:rank] if last else weight[2:]))))
         words.append(f"c{data[-1 if last else 1]}")
     if first.op in ("dense", "batch_matmul", "qdense", "qbatch_matmul"):
         words.append(f"k{graph.values[first.inputs[0]].shape[-1]}")

@@ -188,22 +188,34 @@ def _product(builder: GraphBuilder, node: Node) -> str | None:
     # the border.
     sums = -zero * weight.sum(axis=others)
     spread = [-1] if node.op == "dense" else [1, -1, *(1 for _ in raw.shape[2:])]
-    weight = filled_channels(node, weight)
-    operands = [x.name, builder.constant(weight.astype(np.int8), node.inputs[1])]
-    attrs = dict(node.attrs) if node.op == "dense" else {**node.attrs, "pad_value": zero}
-    whole = builder.emit(_PRODUCTS[node.op], operands, attrs, name=node.name)
+    whole = byte_product(builder, node, x.name, weight, zero, name=node.name)
     if sums.any():
         whole = builder.emit("add", [whole, builder.constant(sums.astype(np.int32).reshape(spread), "zeros")])
     scale = x.scale.astype(np.float32) * w.scale.astype(np.float32)
     return _scaled(builder, node, whole, scale.reshape(spread if scale.size > 1 else ()))
 
 
-def filled_channels(node: Node, weight: Array) -> Array:
-    """The weight, zero-padded to a multiple of four channels, which are summed together."""
-    if node.op != "conv2d" or node.integer("groups") > 1 or weight.shape[1] == 1:
-        return weight
-    # x86 (vpdpbusd) and Arm (sdot) add four products of bytes into each int32.
-    return np.pad(weight, ((0, 0), (0, -weight.shape[1] % 4), (0, 0), (0, 0)))
+def byte_product(builder: GraphBuilder, node: Node, x: str, weight: Array, zero: int, *, name: str) -> str:
+    """The int32 product of the bytes `x`, whose zero point is `zero`, and the integers of the weight of a convolution
+    or matrix product, called `name`.
+
+    x86 (vpdpbusd) and Arm (sdot) add four products of bytes into each int32: weights get zeros for a multiple of four
+    terms, along the rows of a matrix, the channels, or the rows or columns of a depthwise window.
+    """
+    attrs: dict[str, Attribute] = dict(node.attrs)
+    if node.op == "dense":
+        x = _filled_terms(builder, x, 1)
+        weight = np.pad(weight, ((0, builder.value(x).shape[1] - len(weight)), (0, 0)))
+    else:
+        attrs |= {"pad_value": zero, "window": ()}
+        groups, axis = node.integer("groups"), 1
+        if weight.shape[1] == 1 < groups == weight.shape[0]:
+            axis, attrs["window"] = 2 if weight.shape[2] > 1 else 3, weight.shape[2:]
+        if weight.shape[axis] > 1 and (groups == 1 or axis > 1):
+            more = -weight.shape[axis] % 4
+            weight = np.pad(weight, [(0, more if dim == axis else 0) for dim in range(4)])
+    operands = [x, builder.constant(weight.astype(np.int8), node.inputs[1])]
+    return builder.emit(_PRODUCTS[node.op], operands, attrs, name=name)
 
 
 def _batch_product(builder: GraphBuilder, node: Node, a: _Numbers, b: _Numbers) -> str | None:
@@ -211,7 +223,7 @@ def _batch_product(builder: GraphBuilder, node: Node, a: _Numbers, b: _Numbers) 
     depth = builder.value(a.name).shape[2]
     if not b.uniform or builder.value(b.name).dtype not in BYTES or depth > MOST_PRODUCTS // 2:
         return None
-    (first, left), (second, right) = _centered(builder, a), _centered(builder, b)
+    (first, left), (second, right) = _mixed(builder, _centered(builder, a), _centered(builder, b))
     first, second = _filled_terms(builder, first, 2), _filled_terms(builder, second, 1)
     whole = builder.emit("qbatch_matmul", [first, second], name=node.name)
     shape = builder.value(whole).shape
@@ -219,7 +231,8 @@ def _batch_product(builder: GraphBuilder, node: Node, a: _Numbers, b: _Numbers) 
         if zero:
             wide = builder.emit("cast", [name], {"dtype": "int32"})
             sums = builder.emit("reduce_sum", [wide], {"axes": (axis,), "keepdims": True})
-            excess = builder.emit("mul", [sums, builder.constant(spread(np.array(-zero, np.int32), shape), "zero")])
+            factor = spread(np.array(-zero, np.int32), builder.value(sums).shape)
+            excess = builder.emit("mul", [sums, builder.constant(factor, "zero")])
             whole = builder.emit("add", [whole, excess])
     if left and right:
         number = np.array(left * right * depth, np.int32)
@@ -241,6 +254,19 @@ def _centered(builder: GraphBuilder, numbers: _Numbers) -> tuple[str, int]:
     """The bytes and their zero point; of the other signedness where that has the zero point 0."""
     zero = int(numbers.zero.item())
     return (_flipped(builder, numbers.name), 0) if zero == 128 else (numbers.name, zero)
+
+
+def _mixed(builder: GraphBuilder, left: tuple[str, int], right: tuple[str, int]) -> tuple[tuple[str, int], ...]:
+    """Bytes and zero points of two operands, of different signedness if one has a zero point, which joins the sums that
+    are subtracted anyway: x86 multiplies such bytes as they are.
+    """
+    dtypes = [builder.value(name).dtype for name, _ in (left, right)]
+    if dtypes[0] != dtypes[1] or not (left[1] or right[1]):
+        return left, right
+    moved = 128 if dtypes[0] == "int8" else -128
+    if right[1]:
+        return left, (_flipped(builder, right[0]), right[1] + moved)
+    return (_flipped(builder, left[0]), left[1] + moved), right
 
 
 def _scaled(builder: GraphBuilder, node: Node, whole: str, scale: Array) -> str:

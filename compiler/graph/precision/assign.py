@@ -15,7 +15,7 @@ import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
-from retune.compiler.graph.passes.quantized import filled_channels
+from retune.compiler.graph.passes.quantized import byte_product
 from retune.compiler.graph.precision.encoding import (
     MIDDLE,
     Bytes,
@@ -234,9 +234,7 @@ class _Writer:
         weight, factors = quantized_weight(self.graph.constants[layer.inputs[1]], axis)
         column = [-1 if number == 1 else 1 for number in range(rank)]
         sums = times_middle(weight, axis).reshape(column)
-        attrs = dict(layer.attrs) if layer.op == "dense" else {**layer.attrs, "pad_value": MIDDLE}
-        operands = [numbers, builder.constant(filled_channels(layer, weight), layer.inputs[1])]
-        whole = builder.emit(f"q{layer.op}", operands, attrs, name=layer.output)
+        whole = byte_product(builder, layer, numbers, weight, MIDDLE, name=layer.output)
         whole = builder.emit("sub", [whole, builder.constant(sums, "zeros")])
         real = builder.emit("cast", [whole], {"dtype": "float32"})
         real = builder.emit("mul", [real, builder.constant(factors.reshape(column), "scale")])

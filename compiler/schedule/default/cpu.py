@@ -54,8 +54,10 @@ _BLOCK, _NARROW = (16, 8, 32, 24, 12), (8, 16, 4)
 divides the axis. A cache line has 16 float32; lines of 8 rows whose addresses differ by a power of two still fit the
 ways of a first-level cache.
 """
-_FEW_READS = 2.5
-"""Reads of an element of a padded tensor, as by a 3 x 3 window that moves by two."""
+_FEW_READS, _FEW_WIDE_READS = 3.1, 13.0
+"""Reads of an element of a padded tensor, as by a 3 x 3 window that moves by two, or by one, with a row of zeros; more
+in vectors of AVX-512, of which an element takes fewer tests (measured: 0.5 to 0.9 of the time of a copy for float32).
+"""
 _USUAL = HardwareParams(num_cores=1)
 _WHOLE = 64
 """An axis of at most this many elements without a listed divisor is not split; others get their largest divisor."""
@@ -78,9 +80,9 @@ def default_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple[S
     """Steps of the default schedule of `dag`, with register tiles that fit the registers of `hardware`."""
     blocks = find_row_blocks(dag)
     if blocks is not None:
-        state = inlined_by_default(dag, {blocks.left})
+        state = inlined_by_default(dag, {blocks.left}, hardware)
         return _plain(in_row_blocks(state, blocks, hardware, _vectorized))
-    return _steps(inlined_by_default(dag), hardware)
+    return _steps(inlined_by_default(dag, hardware=hardware), hardware)
 
 
 def reference_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple[Step, ...]:
@@ -88,7 +90,7 @@ def reference_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple
     copied into the cache and stays there while it meets all rows of the other. With several large products it is the
     default schedule.
     """
-    state = inlined_by_default(dag)
+    state = inlined_by_default(dag, hardware=hardware)
     candidates = (_large(state, stage_id, hardware) for stage_id in range(len(state.stages)))
     large = [candidate for candidate in candidates if candidate]
     if len(large) != 1:
@@ -99,12 +101,15 @@ def reference_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple
     return _steps(_packed(state, product), hardware, {product.stage, product.right})
 
 
-def inlined_by_default(dag: ComputeDAG, kept: Collection[int] = ()) -> State:
-    """`dag` with every stage inlined, except `kept`, that is cheap to recompute where it is read."""
+def inlined_by_default(dag: ComputeDAG, kept: Collection[int] = (), hardware: HardwareParams | None = None) -> State:
+    """`dag` with every stage inlined, except `kept`, that is cheap to recompute where it is read: on any hardware, or
+    on `hardware`.
+    """
+    most_reads = _FEW_WIDE_READS if hardware is not None and hardware.lane_masks else _FEW_READS
     state = State.initial(dag)
     # From readers to producers: chains collapse into the last stage.
     for stage_id in range(len(state.stages) - 1, -1, -1):
-        if stage_id not in kept and _always_inlined(state, stage_id):
+        if stage_id not in kept and _always_inlined(state, stage_id, most_reads):
             state = state.apply(ComputeInline(stage_id))
     return state
 
@@ -183,7 +188,7 @@ def _packed(state: State, product: _Large) -> State:
     return state.apply(Annotate(product.right, len(state.stages[product.right].iters) - 1, Annotation.VECTORIZE))
 
 
-def _always_inlined(state: State, stage_id: int) -> bool:
+def _always_inlined(state: State, stage_id: int, most_reads: float) -> bool:
     stage = state.stages[stage_id]
     if not stage.is_compute or stage.has_reduce_iter or stage_id in state.dag.output_ids:
         return False
@@ -191,7 +196,7 @@ def _always_inlined(state: State, stage_id: int) -> bool:
         return False
     if is_strictly_inlineable(state.dag, stage_id):
         return bool(consumers(state, stage_id))
-    return _is_read_once(state.dag, stage_id) or _is_light_padding(state.dag, stage_id)
+    return _is_read_once(state.dag, stage_id) or _is_light_padding(state.dag, stage_id, most_reads)
 
 
 def _leaves_steps(dag: ComputeDAG, stage_id: int, readers: Collection[int]) -> bool:
@@ -214,9 +219,9 @@ def _is_read_once(dag: ComputeDAG, stage_id: int) -> bool:
     return is_read_once and widths is not None and (len(widths) < 2 or min(widths) >= LEAST_PIECE)
 
 
-def _is_light_padding(dag: ComputeDAG, stage_id: int) -> bool:
-    """Whether a stage pads the input of a product that reads it a few times, in vectors entirely inside or outside: a
-    test for each vector costs less than writing and reading a copy.
+def _is_light_padding(dag: ComputeDAG, stage_id: int, most_reads: float) -> bool:
+    """Whether a stage pads the input of a product that reads each element `most_reads` times at most, in vectors
+    entirely inside or outside: a test for each vector costs less than writing and reading a copy.
     """
     op, reader = dag.ops[stage_id], next(iter(dag.readers[stage_id]), None)
     if (
@@ -231,7 +236,7 @@ def _is_light_padding(dag: ComputeDAG, stage_id: int) -> bool:
         return False
     is_whole_vectors = reads[0][-1] == product.axes[-1] and op.axes[-1] not in walk(op.body.condition)
     times = prod(axis.extent for axis in (*product.axes, *product.reduce_axes)) / prod(op.shape)
-    return is_whole_vectors and times <= _FEW_READS
+    return is_whole_vectors and times <= most_reads
 
 
 def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:

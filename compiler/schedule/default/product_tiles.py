@@ -54,8 +54,8 @@ _BYTES_PER_WORD, _FEW_REGISTERS, _HALF_REGISTERS = 4, 16, 4
 """Without an instruction for four bytes, as on most machines of few registers, words are split into two halves of 16
 bits: two vectors and a row take so many registers more.
 """
-_UNROLLED = 100
-"""Vectors of products that are unrolled: a row of five elements for a tile of four by four vectors, measured."""
+_UNROLLED = 300
+"""Vectors of products that are unrolled: a row of seven elements for a tile of seven by four vectors, measured."""
 _STRIP_RATIO = 4
 """Most lanes of a vector over the columns of a group: shorter groups cost no more than choices by lane."""
 _FEW_COLUMNS, _LEAST_COLUMNS = 16, 4
@@ -72,7 +72,7 @@ _NEAR_BYTES = 1 << 18
 def row_axis_of(state: State, stage_id: int, hardware: HardwareParams | None = None) -> int | None:
     """The axis along which a product reads the same elements as along its last axis, -1 when there is none.
 
-    Points of a window that moves by one share most reads, too, as do the weights of a depthwise convolution. None for a
+    Points of a depthwise convolution share the weights, and most of their windows if these move by one. None for a
     stage that is no product, or reads nothing along its last axis; and for a product of few columns, unless a register
     tile is faster than sums in vectors on `hardware`.
     """
@@ -110,10 +110,8 @@ def _read_along(state: State, stage_id: int) -> list[tuple[Expr, ...]]:
 
 
 def _is_shared(axis: Axis, reads: Sequence[tuple[Expr, ...]]) -> bool:
-    """Whether all or most of the `reads` along a product's last axis are the same for the next index of `axis`."""
-    used = [{node for index in indices for node in walk(index)} for indices in reads]
-    factors = (node for nodes in used for node in nodes if isinstance(node, Binary) and node.op is BinaryOp.MUL)
-    return any(axis not in nodes for nodes in used) and not any(axis in walk(node) for node in factors)
+    """Whether one of the `reads` along a product's last axis is the same for the next index of `axis`."""
+    return any(all(axis not in walk(index) for index in indices) for indices in reads)
 
 
 def register_tile(
@@ -228,7 +226,8 @@ def split_for_tile(
     packs = _is_packed(state, stage_id)
     dtype = factor if factor in HALVES else op.dtype
     height, strip = register_tile(rows, columns, hardware, dtype, depth, divides=columns < every, packs=packs)
-    if any(map(_is_shift, walk(op.body))):
+    is_interleaved = terms_per_word == _BYTES_PER_WORD and not packs and not is_depthwise
+    if is_interleaved or any(map(_is_shift, walk(op.body))):
         height = _tallest(rows, strip, hardware, dtype)
     inner: list[str] = []
     for axis, size in ((last, strip), (row_axis, height)):

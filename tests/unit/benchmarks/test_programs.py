@@ -221,6 +221,13 @@ def test_quantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {"of_best_peer", "of_float32"} < ours.keys()
 
 
+def test_quantized_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--layers", "--only", "dense_128x510|depthwise3x3_7", "--target", "llvm -mcpu=x86-64-v2", "--threads", "1"]
+    lines = _lines(quantized.main, argv, tmp_path / "out.jsonl", capsys)
+    assert {line["case"] for line in lines} == {"dense_128x510x512", "depthwise3x3_7_1152"}
+    assert all(line["of_float32"] > 0 and "x86-64-v2" in line["target"] for line in lines)
+
+
 def test_compile_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--only", "conv2d_3x3_c512|matmul_512", "--programs", "2"]
     lines = _lines(compile_time.main, argv, tmp_path / "out.jsonl", capsys)
