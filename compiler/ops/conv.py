@@ -139,13 +139,17 @@ def _byte_convolution(call: OpCall) -> Lowered:
     """Bytes of any signs give int32. Up to three channels that only the weight has are padding; its taps outside the
     attribute `window` multiply zeros.
     """
-    x = call.types[0]
-    limits = (-128, 127) if x.dtype == "int8" else (0, 255)
-    value = call.integer("pad_value")
-    call.require(limits[0] <= value <= limits[1], f"pad_value {value} is no {x.dtype}")
+    require_byte(call, "pad_value", call.types[0].dtype)
     require_bytes(call)
     # Dot products sum four bytes: missing channels read the padding, whose weights are zero.
     return _lowered(call, _geometry(call, 2, _filled_channels(call, 4)), "int32")
+
+
+def require_byte(call: OpCall, key: str, dtype: str) -> None:
+    """The attribute `key` must be a number of the type of bytes `dtype`."""
+    limits = (-128, 127) if dtype == "int8" else (0, 255)
+    value = call.integer(key)
+    call.require(limits[0] <= value <= limits[1], f"{key} {value} is no {dtype}")
 
 
 def _lowered(call: OpCall, geometry: _Geometry, dtype: str) -> Lowered:

@@ -6,13 +6,22 @@ divides the result's extents, they are computed in place (`conv_phases2d`).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from retune.compiler import te
 from retune.compiler.ir.expr import Expr
-from retune.compiler.ops.conv import channels_last, from_channels_last, is_channels_last, require_layout, zero_padded
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, summed_product, widened
+from retune.compiler.ops.conv import (
+    channels_last,
+    from_channels_last,
+    is_channels_last,
+    require_byte,
+    require_layout,
+    zero_padded,
+)
+from retune.compiler.ops.matmul import require_bytes
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, TensorType, summed_product, widened
 from retune.compiler.te.tensor import Tensor
 
 
@@ -114,10 +123,21 @@ def _conv_phases2d(call: OpCall) -> Lowered:
     fits = fits and not any(taps % stride for taps, stride in zip(weight.shape, strides, strict=False))
     call.require(fits, "the weight must be (KH, KW, I, O), the strides divide KH and KW")
     shape = (x.shape[0], size[0], strides[0], size[1], strides[1], weight.shape[3])
-    return Lowered(shape, call.out_dtype or x.dtype, lambda data, taps: _phases(call, shape, data, taps))
+    dtype = call.out_dtype or x.dtype
+    return Lowered(shape, dtype, lambda data, taps: _phases(call, shape, dtype, data, taps))
 
 
-def _phases(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
+def _byte_phases(call: OpCall) -> Lowered:
+    """As `_conv_phases2d`, of bytes: what lies outside of the input is `pad_value`, sums are int32."""
+    x, weight = call.types
+    require_bytes(call)
+    require_byte(call, "pad_value", x.dtype)
+    like = TensorType(weight.shape, x.dtype)
+    shape = _conv_phases2d(replace(call, types=(x, like))).shape
+    return Lowered(shape, "int32", lambda data, taps: _phases(call, shape, "int32", data, taps))
+
+
+def _phases(call: OpCall, shape: Shape, dtype: str, data: Tensor, weight: Tensor) -> Tensor:
     """As `_interleaved`, but phase a has the elements y with y % s == a: `SubpixelConv` reorders the weight so."""
     strides, cuts = call.ints("strides"), call.ints("pads")
     windows, inputs = (shape[1], shape[3]), weight.shape[2]
@@ -127,7 +147,8 @@ def _phases(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
         max(0, window + (stride - 1 + cut) // stride - have)
         for window, have, cut, stride in zip(windows, data.shape[1:3], cuts, strides, strict=True)
     )
-    padded = zero_padded(data, 1, low, high, f"{call.name}_pad") if any((*low, *high)) else data
+    fill = call.integer("pad_value") if "pad_value" in call.attrs else 0
+    padded = zero_padded(data, 1, low, high, f"{call.name}_pad", fill=fill) if any((*low, *high)) else data
     names = ("ry", "rx")
     ry, rx = (te.reduce_axis(count, name) if count > 1 else None for count, name in zip(taps, names, strict=True))
     channels = te.reduce_axis(inputs, "rc")
@@ -146,7 +167,7 @@ def _phases(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
     def element(n: Expr, y: Expr, a: Expr, x: Expr, b: Expr, c: Expr) -> Expr:
         value = padded[n, y + shift(a, 0) - row, x + shift(b, 1) - column, channels]
         tap = weight[a + row * strides[0], b + column * strides[1], channels, c]
-        return summed_product(call.out_dtype or data.dtype, value, tap, axes)
+        return summed_product(dtype, value, tap, axes)
 
     return te.compute(shape, element, name=call.name, attrs=call.layout_free(weight))
 
@@ -154,7 +175,12 @@ def _phases(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
 def _conv_phases2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     x, weight = map(widened, arrays)
     strides, pads, size = call.ints("strides"), call.ints("pads"), call.ints("size")
+    fill = call.integer("pad_value") if "pad_value" in call.attrs else 0
     result = np.zeros((x.shape[0], size[0], strides[0], size[1], strides[1], weight.shape[3]), x.dtype)
+    # Every element of a phase reads all its taps: those outside of the input read `fill`.
+    taps = weight.reshape(-1, strides[0], weight.shape[1] // strides[1], strides[1], *weight.shape[2:])
+    result += fill * taps.sum((0, 2, 4), x.dtype)[:, None]
+    x = x - np.asarray(fill, x.dtype)
     for row, column in np.ndindex(*weight.shape[:2]):
         phases, reads, writes = [], [], []
         for tap, stride, cut, have, want in zip((row, column), strides, pads, x.shape[1:3], size, strict=True):
@@ -167,6 +193,12 @@ def _conv_phases2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
         result[:, writes[0], phases[0], writes[1], phases[1]] += terms
     return result
 
+
+def _byte_phases_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    return _conv_phases2d_array(call, [array.astype(np.int32) for array in arrays])
+
+
+_PHASES = {"strides": tuple, "pads": tuple, "size": tuple, "layout": str}
 
 OPERATORS = (
     Op(
@@ -186,6 +218,15 @@ OPERATORS = (
         "are cut off; tap a + stride * r of the weight (KH, KW, I, O) is the r-th that makes phase a",
         _conv_phases2d,
         _conv_phases2d_array,
-        {"strides": tuple, "pads": tuple, "size": tuple, "layout": str},
+        _PHASES,
+    ),
+    Op(
+        "qconv_phases2d",
+        2,
+        FusionKind.COMPLEX,
+        "conv_phases2d of bytes, summed in int32; what lies outside of the first operand is pad_value",
+        _byte_phases,
+        _byte_phases_array,
+        {**_PHASES, "pad_value": int},
     ),
 )

@@ -126,6 +126,7 @@ CASES: list[tuple[str, Shapes, Attrs]] = [
 ]
 
 _RNG = np.random.default_rng(11)
+_PHASES: dict[str, Attribute] = {"strides": (2, 3), "pads": (1, 2), "size": (3, 4), "layout": "NHWC", "pad_value": 7}
 _PART = _RNG.uniform(-0.9, 0.9, (3, 4)).astype(np.float32)
 _WHOLE = np.array([[-7, 7, 5], [-8, 3, 0]], np.int32)
 _BITS = np.array([[12, 10, 255], [1, 0, 128]], np.uint8)
@@ -218,6 +219,7 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
         for x, taps, window in (("uint8", (3, 3), ()), ("int8", (4, 3), (3, 3)), ("uint8", (3, 8), (3, 3)))
     ),
     ("conv2d", [_RNG.random((1, 5, 5, 3)).astype("bfloat16"), _RNG.random((3, 3, 4, 16)).astype("bfloat16")], CONV),
+    *(("qconv_phases2d", [_bytes(x, 2, 3, 4, 8), _bytes("int8", 4, 6, 8, 16)], _PHASES) for x in ("uint8", "int8")),
     ("qdense", [_bytes("uint8", 5, 12), _bytes("int8", 12, 16)], {}),
     ("qdense", [_bytes("int8", 5, 7), _bytes("int8", 7, 3)], {}),
     ("quantize", [_DATA, _SCALES, np.array([3, -2, 0], np.int8)], {"axis": 1}),

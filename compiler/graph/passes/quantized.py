@@ -12,7 +12,8 @@ one constant per channel, since padding holds the zero point, or sums of rows an
 4. the scale of a result divides the scale of the product before it: one multiplication per element
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,11 +21,17 @@ from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node
 from retune.compiler.graph.passes.lookup_tables import lookup_of
 from retune.compiler.graph.passes.requantize import ScaleDivider, ScaleWriter, spread
+from retune.compiler.graph.passes.subpixel_conv import ordered_by_phase, phases_of
 from retune.compiler.ir.dot import BYTES, OTHER_SIGN
 from retune.compiler.ops.op import broadcast_shapes
 
 _CONVERSIONS = ("quantize", "dequantize")
-_PRODUCTS = {"conv2d": "qconv2d", "dense": "qdense", "batch_matmul": "qbatch_matmul"}
+_PRODUCTS = {
+    "conv2d": "qconv2d",
+    "dense": "qdense",
+    "batch_matmul": "qbatch_matmul",
+    "conv_transpose2d": "qconv_phases2d",
+}
 # The largest product of a uint8 and an int8 has the magnitude 255 x 128.
 MOST_PRODUCTS = 2**31 // (255 * 128) - 1
 """Longer sums of products could overflow int32."""
@@ -172,9 +179,17 @@ def _product(builder: GraphBuilder, node: Node) -> str | None:
     raw = builder.array(w.name)
     if raw is None or raw.dtype.name not in BYTES:
         return None
-    channel = 1 if node.op == "dense" else 0
+    channel = 0 if node.op == "conv2d" else 1
     if not w.uniform and w.axis != channel:
         return None
+    if node.op == "conv_transpose2d" and phases_of(builder, node) is None:
+        # With a stride of one it is a convolution by the reversed weight.
+        pads = tuple(extent - 1 - pad for extent, pad in zip(raw.shape[2:] * 2, node.ints("pads"), strict=True))
+        attrs: dict[str, Attribute] = {"strides": (1, 1), "dilations": (1, 1), "groups": 1, "layout": "NCHW"}
+        if max(node.ints("strides")) > 1 or min(pads) < 0:
+            return None
+        raw, channel = raw.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1], 0
+        node = replace(node, op="conv2d", attrs={**attrs, "pads": pads})
     along = [-1 if axis == channel else 1 for axis in range(raw.ndim)]
     # The weight's zero point is subtracted at compile time. If a difference of two bytes does not fit a byte, the
     # product stays in float.
@@ -184,6 +199,10 @@ def _product(builder: GraphBuilder, node: Node) -> str | None:
     if not fits or weight.size // raw.shape[channel] > MOST_PRODUCTS:
         return None
     zero = int(x.zero.item())
+    scale = x.scale.astype(np.float32) * w.scale.astype(np.float32)
+    if node.op == "conv_transpose2d":
+        whole = _phases(builder, node, x.name, weight, zero)
+        return _scaled(builder, node, whole, scale.reshape((-1, 1, 1) if scale.size > 1 else ()))
     # sum((q - zero) * w) = sum(q * w) - zero * sum(w). Padding holds the zero point, so the second sum is the same at
     # the border.
     sums = -zero * weight.sum(axis=others)
@@ -191,7 +210,6 @@ def _product(builder: GraphBuilder, node: Node) -> str | None:
     whole = byte_product(builder, node, x.name, weight, zero, name=node.name)
     if sums.any():
         whole = builder.emit("add", [whole, builder.constant(sums.astype(np.int32).reshape(spread), "zeros")])
-    scale = x.scale.astype(np.float32) * w.scale.astype(np.float32)
     return _scaled(builder, node, whole, scale.reshape(spread if scale.size > 1 else ()))
 
 
@@ -216,6 +234,24 @@ def byte_product(builder: GraphBuilder, node: Node, x: str, weight: Array, zero:
             weight = np.pad(weight, [(0, more if dim == axis else 0) for dim in range(4)])
     operands = [x, builder.constant(weight.astype(np.int8), node.inputs[1])]
     return builder.emit(_PRODUCTS[node.op], operands, attrs, name=name)
+
+
+def _phases(builder: GraphBuilder, node: Node, x: str, weight: Array, zero: int) -> str:
+    """The int32 result of a transposed convolution of bytes, phase by phase; each has its own sums of the weight."""
+    phases = phases_of(builder, node)
+    assert phases is not None, "checked before"
+    weight, attrs = ordered_by_phase(weight.transpose(2, 3, 0, 1), phases), {**phases, "pad_value": zero}
+    rows, columns = node.ints("strides")
+    taps = weight.reshape(-1, rows, weight.shape[1] // columns, columns, *weight.shape[2:])
+    sums = -zero * taps.sum((0, 2, 4)).astype(np.int32)[:, None]
+    last = builder.emit("transpose", [x], {"perm": (0, 2, 3, 1)})
+    operands = [last, builder.constant(weight.astype(np.int8), node.inputs[1])]
+    whole = builder.emit("qconv_phases2d", operands, attrs, name=node.name)
+    if sums.any():
+        whole = builder.emit("add", [whole, builder.constant(sums, "zeros")])
+    batch, height, _, width, _, made = builder.value(whole).shape
+    whole = builder.emit("reshape", [whole], {"shape": (batch, height * rows, width * columns, made)})
+    return builder.emit("transpose", [whole], {"perm": (0, 3, 1, 2)})
 
 
 def _batch_product(builder: GraphBuilder, node: Node, a: _Numbers, b: _Numbers) -> str | None:
@@ -302,14 +338,14 @@ def _biased(builder: GraphBuilder, node: Node) -> str | None:
 def _largest_sum(builder: GraphBuilder, name: str) -> int:
     """An upper bound of the magnitude of an integer product with what was added to it."""
     added, node = 0, builder.producer(name)
-    while node is not None and node.op == "add":
-        numbers = builder.array(node.inputs[1])
+    while node is not None and node.op in ("add", "reshape", "transpose"):
+        numbers = builder.array(node.inputs[1]) if node.op == "add" else None
         added += 0 if numbers is None else _magnitude(numbers)
         node = builder.producer(node.inputs[0])
     if node is None or node.op not in _PRODUCTS.values():
         return 2**31
     shape = builder.value(node.inputs[1]).shape
-    depth = int(np.prod(shape[1:])) if node.op == "qconv2d" else shape[-2]
+    depth = {"qconv2d": math.prod(shape[1:]), "qconv_phases2d": math.prod(shape[:3])}.get(node.op, shape[-2])
     # A constant weight is int8; two activations may both be uint8.
     return added + depth * 255 * (255 if node.op == "qbatch_matmul" else 128)
 

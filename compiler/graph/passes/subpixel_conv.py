@@ -3,6 +3,7 @@
 The same products are computed, and the result has the memory layout of the transposed convolution.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,18 +32,35 @@ class SubpixelConv:
 def _convert(builder: GraphBuilder, node: Node) -> str | None:
     if node.op != "conv_transpose2d" or node.text("layout") != "NHWC":
         return None
-    weight, strides, before = builder.array(node.inputs[1]), node.ints("strides"), node.ints("pads")[:2]
-    shape = infer_value(node, tuple(map(builder.value, node.inputs))).shape
-    extents = tuple(zip(shape[1:3], strides, strict=True))
-    if weight is None or max(strides) == 1 or any(extent % stride for extent, stride in extents):
+    weight, attrs = builder.array(node.inputs[1]), phases_of(builder, node)
+    if weight is None or attrs is None:
         return None
+    operand = builder.constant(ordered_by_phase(weight, attrs), f"{node.inputs[1]}_phases")
+    made = builder.emit("conv_phases2d", [node.inputs[0], operand], attrs, name=node.name)
+    shape = infer_value(node, tuple(map(builder.value, node.inputs))).shape
+    return builder.emit("reshape", [made], {"shape": shape}, output=node.output)
+
+
+def phases_of(builder: GraphBuilder, node: Node) -> dict[str, Attribute] | None:
+    """The attributes of the channels-last convolution by phases for a transposed one; None where it has one phase, or
+    some phase would be shorter.
+    """
+    strides, first = node.ints("strides"), 1 if node.text("layout") == "NHWC" else 2
+    shape = infer_value(node, tuple(map(builder.value, node.inputs))).shape[first : first + 2]
+    if max(strides) == 1 or any(extent % stride for extent, stride in zip(shape, strides, strict=True)):
+        return None
+    size = tuple(extent // stride for extent, stride in zip(shape, strides, strict=True))
+    return {"strides": strides, "pads": node.ints("pads")[:2], "size": size, "layout": "NHWC"}
+
+
+def ordered_by_phase(weight: Array, attrs: Mapping[str, Attribute]) -> Array:
+    """The weight (KH, KW, I, O) with its taps in the order of the phases `attrs`, of `phases_of`."""
+    strides, before = attrs["strides"], attrs["pads"]
+    assert isinstance(strides, tuple), "a number for each axis"
+    assert isinstance(before, tuple), "a number for each axis"
     for axis, (stride, cut) in enumerate(zip(strides, before, strict=True)):
         weight = _by_phase(weight, axis, stride, cut)
-    size = tuple(extent // stride for extent, stride in extents)
-    operand = builder.constant(weight, f"{node.inputs[1]}_phases")
-    attrs: dict[str, Attribute] = {"strides": strides, "pads": before, "size": size, "layout": "NHWC"}
-    made = builder.emit("conv_phases2d", [node.inputs[0], operand], attrs, name=node.name)
-    return builder.emit("reshape", [made], {"shape": shape}, output=node.output)
+    return weight
 
 
 def _by_phase(weight: Array, axis: int, stride: int, cut: int) -> Array:
