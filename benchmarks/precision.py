@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import version_converter
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quant_pre_process, quantize_static
 
 import retune
@@ -57,6 +58,8 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
 }
 _OPENVINO = ("openvino-default", "openvino-qdq")
 CALIBRATION, HELD_OUT = 12, 4
+_PER_AXIS = 13
+"""The first opset whose DequantizeLinear has an axis."""
 Arrays = Mapping[str, NDArray[Any]]
 Answer = Callable[[Arrays], Sequence[NDArray[Any]]]
 
@@ -224,7 +227,11 @@ def _quantized(path: Path, folder: Path, samples: Sequence[Arrays]) -> Path:
     target, folded = folder / "qdq.onnx", folder / "folded.onnx"
     if not target.exists():
         try:
-            quant_pre_process(path, folded, skip_symbolic_shape=True)
+            model = onnx.load(str(path))
+            if max(entry.version for entry in model.opset_import if not entry.domain) < _PER_AXIS:
+                model = version_converter.convert_version(model, _PER_AXIS)
+            onnx.save(_renamed(model), folder / "renamed.onnx")
+            quant_pre_process(folder / "renamed.onnx", folded, skip_symbolic_shape=True)
             quantize_static(
                 folded, target, _Samples(samples), quant_format=QuantFormat.QDQ, per_channel=True,
                 activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, op_types_to_quantize=_types(path),
@@ -236,9 +243,19 @@ def _quantized(path: Path, folder: Path, samples: Sequence[Arrays]) -> Path:
     return target
 
 
+def _renamed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with other names of its weights: the quantizer takes a weight NAME_scale for the scale of NAME."""
+    new = {tensor.name: f"weight_{tensor.name}" for tensor in model.graph.initializer}
+    for tensor in (*model.graph.initializer, *model.graph.input):
+        tensor.name = new.get(tensor.name, tensor.name)
+    for node in model.graph.node:
+        node.input[:] = [new.get(name, name) for name in node.input]
+    return model
+
+
 def _types(path: Path) -> list[str] | None:
-    """The operators to quantize: all that the quantizer knows; of transformers products and convolutions alone, since
-    it fails at the scales of norms.
+    """The operators to quantize: all that the quantizer knows; of transformers products and convolutions alone, so
+    that norms and softmax stay in float32.
     """
     ops = [node.op_type for node in onnx.load(str(path), load_external_data=False).graph.node]
     is_transformer = ops.count("MatMul") + ops.count("Gemm") > ops.count("Conv")
