@@ -15,11 +15,11 @@ from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.graph_bytes import graph_from_bytes, graph_to_bytes
 from retune.compiler.graph.ir import Array, Graph
+from retune.compiler.ops.op import Shape as Shape
 
 Dimension = int | str | None
 """A number; a symbol, equal for all of a function's parameters that use it; None if unknown."""
 Dims = tuple[Dimension, ...]
-Shape = tuple[int, ...]
 RuntimeValue = Array | tuple[Array, ...] | None
 """A value of a function: a tensor, a sequence of tensors, or an optional value that is absent."""
 

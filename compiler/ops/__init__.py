@@ -21,7 +21,7 @@ from retune.compiler.ops import (
     shape,
     winograd,
 )
-from retune.compiler.ops.op import Array, Attribute, FusionKind, Lowered, Op, OpCall
+from retune.compiler.ops.op import POINTWISE, Array, Attribute, FusionKind, Lowered, Op, OpCall
 
 _FAMILIES = (
     elementwise,
@@ -64,4 +64,4 @@ def _find(call: OpCall) -> Op:
     return op
 
 
-__all__ = ["OPS", "Array", "Attribute", "FusionKind", "Lowered", "Op", "OpCall", "check", "evaluate"]
+__all__ = ["OPS", "POINTWISE", "Array", "Attribute", "FusionKind", "Lowered", "Op", "OpCall", "check", "evaluate"]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from retune.compiler import te
+from retune.compiler.ir.dot import BYTES
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, summed_product, widened
 from retune.compiler.te.tensor import Tensor
 
-BYTES = ("int8", "uint8")
 """The dtypes of operands whose products are summed in int32."""
 
 

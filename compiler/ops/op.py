@@ -37,6 +37,10 @@ class FusionKind(Enum):
     OPAQUE = "opaque"  # several stages; its own kernel
 
 
+POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
+"""Kinds whose result element i reads element i of every operand, after broadcasting; and tables."""
+
+
 class Typed(Protocol):
     """Anything with a shape and a dtype: a value of a graph, a tensor."""
 

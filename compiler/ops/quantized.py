@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from retune.compiler import te
+from retune.compiler.ir.dot import BYTES
 from retune.compiler.ir.expr import Expr
-from retune.compiler.ops.matmul import BYTES
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall
 from retune.compiler.te.tensor import Tensor
 

@@ -32,7 +32,7 @@ _MATH, _HELPERS = "libm.so.6", "libgcc_s.so.1"
 _NATIVE: list[object] = []
 """Keeps libraries of `native_address` alive."""
 _PARALLEL = b"GOMP_parallel"
-_ELF = b"\x7fELF"
+ELF = b"\x7fELF"
 _MACHINE = slice(18, 20)
 """Bytes of an object file's header with its machine (instruction set)."""
 
@@ -289,13 +289,13 @@ def _machine(program: Path) -> bytes:
             header = file.read(_MACHINE.stop)
     except OSError:
         return b""
-    return header[_MACHINE] if header.startswith(_ELF) else b""
+    return header[_MACHINE] if header.startswith(ELF) else b""
 
 
 def _is_foreign(code: bytes) -> bool:
     """Whether object code is for another instruction set than this process."""
     ours = _machine(Path("/proc/self/exe"))
-    return bool(ours) and code.startswith(_ELF) and code[_MACHINE] != ours
+    return bool(ours) and code.startswith(ELF) and code[_MACHINE] != ours
 
 
 def _objects(codes: Sequence[bytes]) -> llvm.JITLibraryBuilder:

@@ -44,6 +44,9 @@ class Annotation(IntEnum):
     TENSORIZE = 11
 
 
+BLOCK_LOOPS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
+THREAD_LOOPS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
+"""Annotations of loops over the blocks of a grid, and over the threads of a block."""
 ANNOTATION_TEXT = {
     Annotation.NONE: "for",
     Annotation.UNROLL: "unroll",

@@ -16,7 +16,7 @@ import numpy as np
 
 from retune.compiler.core.dtype import number_type
 from retune.compiler.core.errors import ArtifactError
-from retune.compiler.core.json_reader import JsonObject
+from retune.compiler.core.json_reader import JsonObject, string
 from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Program, Statement
 from retune.compiler.graph.region import GraphRegion, Param, Region, names_in
 from retune.compiler.runtime.archive import Archive
@@ -112,18 +112,18 @@ def program_in(archive: Archive) -> tuple[Program, dict[str, LateBound]]:
     """The program in an archive and its late-bound constants. Raises: ArtifactError; an error of `DAMAGE`."""
     head = archive.json(PROGRAM)
     regions = [
-        _region(archive, number, _text(name), _text(kind)) for number, (name, kind) in enumerate(head["regions"])
+        _region(archive, number, string(name), string(kind)) for number, (name, kind) in enumerate(head["regions"])
     ]
     functions = [_function(row, regions) for row in head["functions"]]
     names = names_in(head["constants"])
     constants = {name: archive.array(f"constants/{number}.npy") for number, name in enumerate(names)}
-    late = {_text(name): _late_bound(*facts) for name, *facts in head["late"]}
+    late = {string(name): _late_bound(*facts) for name, *facts in head["late"]}
     if len({function.name for function in functions}) < len(functions) or len(constants) < len(names):
         raise ValueError("two functions or two constants have one name")
     if late.keys() & constants.keys():
         raise ValueError("a constant is bound late, and is there")
     table = {function.name: function for function in functions}
-    return Program(_text(head["name"]), table, constants, names_in(head["outputs"])), late
+    return Program(string(head["name"]), table, constants, names_in(head["outputs"])), late
 
 
 def _region(archive: Archive, number: int, name: str, kind: str) -> Region:
@@ -153,7 +153,7 @@ def _front_end_region(kind: str, data: bytes) -> Region:
 
 def _function(row: JsonObject, regions: Sequence[Region]) -> Function:
     body = tuple(_statement(regions, *fields) for fields in row["body"])
-    return Function(_text(row["name"]), _params(row["params"]), body, _params(row["results"]))
+    return Function(string(row["name"]), _params(row["params"]), body, _params(row["results"]))
 
 
 def _params(rows: Sequence[Sequence[object]]) -> tuple[Param, ...]:
@@ -176,12 +176,12 @@ def _statement(regions: Sequence[Region], kind: str, *fields: object) -> Stateme
             statement = Call if kind == "call" else HostCall
             return statement(_at(regions, number), names_in(inputs), names_in(outputs))
         case "branch", (condition, (then, first), (otherwise, second), outputs):
-            yes, no = Arm(_text(then), names_in(first)), Arm(_text(otherwise), names_in(second))
-            return Branch(_text(condition), yes, no, names_in(outputs))
+            yes, no = Arm(string(then), names_in(first)), Arm(string(otherwise), names_in(second))
+            return Branch(string(condition), yes, no, names_in(outputs))
         case "loop", (count, condition, body, *lists):
-            ends = [None if name is None else _text(name) for name in (count, condition)]
+            ends = [None if name is None else string(name) for name in (count, condition)]
             carried, captured, outputs, collected = map(names_in, lists)
-            return Loop(ends[0], ends[1], _text(body), carried, captured, outputs, collected)
+            return Loop(ends[0], ends[1], string(body), carried, captured, outputs, collected)
     raise ValueError(f"{kind!r:.40} is no statement, or has other fields")
 
 
@@ -195,10 +195,4 @@ def _late_bound(dtype: object, shape: Sequence[object], digest: object) -> LateB
     extents = tuple(extent for extent in shape if type(extent) is int)
     if len(extents) < len(shape):
         raise TypeError(f"{shape!r:.80} is no shape")
-    return LateBound(_text(dtype), extents, _text(digest))
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no string")
-    return value
+    return LateBound(string(dtype), extents, string(digest))

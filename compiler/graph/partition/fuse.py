@@ -19,10 +19,9 @@ from dataclasses import dataclass
 
 from retune.compiler.core.dtype import HALVES
 from retune.compiler.graph.ir import Graph, Node
-from retune.compiler.ops import OPS, FusionKind
+from retune.compiler.ir.dot import BYTES
+from retune.compiler.ops import OPS, POINTWISE, FusionKind
 
-_POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
-_BYTES = ("int8", "uint8")
 # A fused branch is recomputed with each tile of the convolution: only a few operations per element are worth it.
 _LONGEST_CHAIN = 8
 DEEPEST = 24
@@ -31,7 +30,7 @@ some twenty of Python's thousand frames per node.
 """
 LARGEST_EXPRESSION = 64
 """Nodes of that expression, in which a node occurs as often as it is read: `x + x` doubles it with each node."""
-_TAKES_FOLLOWERS = (FusionKind.COMPLEX, FusionKind.REDUCTION, *_POINTWISE, FusionKind.INJECTIVE)
+_TAKES_FOLLOWERS = (FusionKind.COMPLEX, FusionKind.REDUCTION, *POINTWISE, FusionKind.INJECTIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +156,7 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
     # a node outside that depends on the group, a cycle between kernels.
     while (region := flow.region(members[-1])) is not None:
         nodes = [graph.nodes[index] for index in region]
-        pointwise = all(OPS[node.op].kind in _POINTWISE for node in nodes)
+        pointwise = all(OPS[node.op].kind in POINTWISE for node in nodes)
         alike = all(graph.values[node.output].shape == shape for node in nodes)
         if not (pointwise and alike and all(free[index] for index in region)):
             break
@@ -198,10 +197,10 @@ def _from_less(graph: Graph, flow: "_Flow", name: str, first: int, free: list[bo
         return []
     if node.op == "resample":
         return [index] if graph.values[node.inputs[0]].size < graph.values[name].size else []
-    if OPS[node.op].kind not in _POINTWISE:
+    if OPS[node.op].kind not in POINTWISE:
         return []
     if node.op == "cast":
-        return [index] if graph.values[node.inputs[0]].dtype in (*_BYTES, *HALVES) else []
+        return [index] if graph.values[node.inputs[0]].dtype in (*BYTES, *HALVES) else []
     chain = [index]
     for operand in node.inputs:
         if operand not in graph.constants:

@@ -10,10 +10,9 @@ import numpy as np
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Node
-from retune.compiler.ops import OPS, FusionKind
+from retune.compiler.ir.dot import BYTES
+from retune.compiler.ops import OPS, POINTWISE
 
-_BYTES = ("int8", "uint8")
-_POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 _LONGEST = 64
 """Most nodes of a function."""
 
@@ -23,7 +22,7 @@ def lookup_of(builder: GraphBuilder, node: Node) -> str | None:
     other operands all come from the same bytes x.
     """
     function = _Function(builder)
-    if builder.value(node.inputs[2]).dtype not in _BYTES or not all(map(function.takes, node.inputs)):
+    if builder.value(node.inputs[2]).dtype not in BYTES or not all(map(function.takes, node.inputs)):
         return None
     source = builder.value(function.source) if function.source else None
     if source is None or source.shape != builder.value(node.inputs[0]).shape or not source.size:
@@ -71,11 +70,11 @@ class _Function:
                 return True
             del self.nodes[size:]
             self.source = source
-        if self.builder.value(name).dtype not in _BYTES or self.source not in ("", name):
+        if self.builder.value(name).dtype not in BYTES or self.source not in ("", name):
             return False
         self.source = name
         return True
 
 
 def _is_step(node: Node) -> bool:
-    return node.op in ("quantize", "dequantize") or OPS[node.op].kind in _POINTWISE
+    return node.op in ("quantize", "dequantize") or OPS[node.op].kind in POINTWISE

@@ -14,7 +14,7 @@ import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Graph, Node
-from retune.compiler.ops import OPS, FusionKind
+from retune.compiler.ops import OPS, POINTWISE
 
 _TILES = range(4, 9)
 """Rows of a register tile that keep the multipliers busy: fewer load more than they compute, more do not fit beside
@@ -30,7 +30,6 @@ _WORTHWHILE = 2**12
 """Elements of the other operand from which on a product repays a copy of its rows."""
 _WORTHWHILE_SCORES = 2**14
 """The same for attention: its smaller end tiles cost less than copies of up to 200 tokens of 64 numbers."""
-_POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 Extents = Mapping[int, int]
@@ -106,7 +105,7 @@ def _are_scores(graph: Graph, consumers: Mapping[str, Sequence[Node]], node: Nod
         if node.op == "softmax":
             return node.integer("axis") == rank - 1
         # A mask of truth values is not padded, and the scores would be cut to its size again.
-        if OPS[node.op].kind not in _POINTWISE or any(graph.values[name].dtype not in _FLOATS for name in node.inputs):
+        if OPS[node.op].kind not in POINTWISE or any(graph.values[name].dtype not in _FLOATS for name in node.inputs):
             return False
     return False
 
@@ -274,7 +273,7 @@ class _Rewriter:
                 return node.ints("perm").index(axis)
             case "reshape":
                 return _unmoved(shape, result, axis)
-            case _ if OPS[node.op].kind in _POINTWISE:
+            case _ if OPS[node.op].kind in POINTWISE:
                 aligned = axis + len(result) - len(shape)
                 return aligned if shape[axis] == result[aligned] != 1 else None
             case _:

@@ -10,10 +10,9 @@ from retune.compiler.core.dtype import HALVES
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.partition.attention import PRODUCTS
-from retune.compiler.ops import OPS, FusionKind
+from retune.compiler.ops import OPS, POINTWISE
 
 _MOVES = ("reshape", "transpose", "slice", "pad")
-_POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ def _scores(graph: Graph, consumers: Mapping[str, Sequence[Node]], product: Node
         values.append(name)
         if node.op == "softmax":
             return values
-        is_step = OPS[node.op].kind in _POINTWISE or node.op in _MOVES
+        is_step = OPS[node.op].kind in POINTWISE or node.op in _MOVES
         if not is_step or graph.values[name].dtype not in (*HALVES, "float32"):
             break
     return []

@@ -35,11 +35,10 @@ from retune.compiler.graph.precision.layers import (
     channel_axis,
     layers_of,
 )
-from retune.compiler.ops import OPS, FusionKind
+from retune.compiler.ops import OPS, POINTWISE
 
 OPERAND_OF = "operand of "
 """What the names of nodes that encode an operand begin with, before the name of the layer."""
-_POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 _MOST_WIDER = 2.0
 """A value shares the scale of the value that it is moved into up to this ratio of ranges: one bit is lost at most."""
 
@@ -166,7 +165,7 @@ class _Writer:
     def _between(self, builder: GraphBuilder, before: Node, node: Node) -> str | None:
         """A node between layers reads the encoded form of a value that is stored in no other."""
         reads = [self.stored.get(name) for name in before.inputs]
-        if not any(reads) or OPS[before.op].kind not in _POINTWISE:
+        if not any(reads) or OPS[before.op].kind not in POINTWISE:
             return None
         operands = [
             new if encoding is None else self._decode(builder, name, encoding)
@@ -265,7 +264,7 @@ def _stored(
         """Whether a reader does not need float32."""
         if node.output in forms:
             return forms[node.output] in (BFLOAT16, INT8)
-        return (OPS[node.op].kind in _POINTWISE or node.op in MOVES) and is_encoded(node.output)
+        return (OPS[node.op].kind in POINTWISE or node.op in MOVES) and is_encoded(node.output)
 
     # Backward, so that what is read has been visited: the recursion is one level deep.
     for node in reversed(graph.nodes):

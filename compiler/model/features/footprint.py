@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retune.compiler.model.features.nest import Flags, Floats, Nest, column, size_of
+from retune.compiler.core.dtype import item_bytes
+from retune.compiler.model.features.nest import Flags, Floats, Nest, column
 from retune.compiler.schedule.linear import Linear
 from retune.compiler.schedule.statements import Access
 from retune.compiler.te.tensor import Tensor
@@ -64,7 +65,7 @@ def _footprint(
     regions = [
         _dimension_region(nest, [access.index[dim] for access in accesses], extent) for dim, extent in enumerate(shape)
     ]
-    element_bytes = size_of(first.tensor.dtype)
+    element_bytes = item_bytes(first.tensor.dtype)
     weights = _weights(nest, first, shape)
     elements, run = _elements_and_runs(nest, regions, shape, weights)
     # Packed in the order of the loops, all elements of a level are one run.

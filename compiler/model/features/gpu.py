@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from retune.compiler.core.dtype import item_bytes
 from retune.compiler.core.gpu_facts import GpuFacts
 from retune.compiler.ir.kernel import WORD
 from retune.compiler.ir.tensor_core import WARP
 from retune.compiler.model.features.buffers import Columns
-from retune.compiler.model.features.nest import Floats, Nest, size_of
-from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation
+from retune.compiler.model.features.nest import Floats, Nest
+from retune.compiler.schedule.state import SHARED_SUFFIX, THREAD_LOOPS, Annotation
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
 from retune.compiler.te.tensor import Tensor
@@ -21,8 +22,6 @@ _REGISTERS_PER_WORD = 1.25
 """Registers for each word of a thread's buffers."""
 _OTHER_TENSOR_REGISTERS = 44.0
 """Registers of a thread in addition to the sums and fragments of a product on tensor cores."""
-
-_THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 
 _EXTENTS = {
     "gpu_blocks_x": Annotation.BLOCK_X,
@@ -44,7 +43,7 @@ def is_bound(nest: Nest) -> bool:
 def is_shared(nest: Nest) -> bool:
     """Whether an attached statement's result is in shared memory: by its name, or as no thread loop is around it."""
     outer = nest.source.loops[: nest.depth - nest.source.own]
-    return nest.source.op.name.endswith(SHARED_SUFFIX) or not any(loop.annotation in _THREADS for loop in outer)
+    return nest.source.op.name.endswith(SHARED_SUFFIX) or not any(loop.annotation in THREAD_LOOPS for loop in outer)
 
 
 def shared_tensors(nests: Sequence[Nest]) -> frozenset[Tensor]:
@@ -110,4 +109,4 @@ def _buffer_bytes(nest: Nest) -> Floats:
 
 def _result_bytes(nest: StageNest) -> Iterator[int]:
     for write in nest.writes:
-        yield size_of(write.tensor.dtype)
+        yield item_bytes(write.tensor.dtype)

@@ -16,7 +16,7 @@ from retune.compiler.model.features.buffers import Columns, pick
 from retune.compiler.model.features.footprint import Footprint
 from retune.compiler.model.features.nest import Flags, Floats, Nest, product_where
 from retune.compiler.model.features.warp import SECTOR, warp_access
-from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.state import BLOCK_LOOPS, THREAD_LOOPS, Annotation
 from retune.compiler.te.tensor import Tensor
 
 _SPILL = 8.0
@@ -36,8 +36,7 @@ _LAUNCH_SECONDS = 2e-6
 _OVERLAP = 0.25
 """The share of the shorter times that the longest does not hide."""
 
-_TOGETHER = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z, Annotation.VTHREAD)
-_BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
+_TOGETHER = (*THREAD_LOOPS, Annotation.VTHREAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +166,7 @@ class Moved:
 
 def _inside_blocks(nest: Nest) -> int:
     """The level of one block's iterations."""
-    bound = [index for index, loop in enumerate(nest.source.loops) if loop.annotation in _BLOCKS]
+    bound = [index for index, loop in enumerate(nest.source.loops) if loop.annotation in BLOCK_LOOPS]
     return bound[-1] + 1 if bound else 0
 
 

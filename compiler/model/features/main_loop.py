@@ -18,7 +18,7 @@ from retune.compiler.model.features.footprint import Footprint
 from retune.compiler.model.features.gpu_estimate import CACHE_RATIO, MEMORY_CYCLES, Launched, Moved
 from retune.compiler.model.features.nest import Flags, Floats, Nest
 from retune.compiler.schedule.counts import OpCounts
-from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.state import BLOCK_LOOPS, Annotation
 from retune.compiler.schedule.tensor_nests import pipeline_depth
 
 PARTS = 4
@@ -34,8 +34,6 @@ _OVERLAP = 0.1
 
 _CHANGES = tuple(field.name for field in fields(OpCounts) if field.name.startswith("float_"))
 """Operations that make a factor more than a copy."""
-
-_BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +177,7 @@ def _tiles_of(nest: Nest, blocks: Floats) -> Floats:
     # Blocks run in the order of their numbers: concurrent blocks differ in the fastest dimension first.
     tiles, remaining = np.ones_like(blocks), blocks
     for index, loop in reversed(list(enumerate(nest.source.loops))):
-        if loop.annotation in _BLOCKS:
+        if loop.annotation in BLOCK_LOOPS:
             if loop.key in moving:
                 tiles = tiles * np.minimum(nest.extents[index], remaining)
             remaining = np.ceil(remaining / nest.extents[index])

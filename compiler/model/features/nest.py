@@ -11,14 +11,12 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from retune.compiler.core.dtype import item_bytes
 from retune.compiler.schedule.bounds import Loop
 from retune.compiler.schedule.choices import LoopChoices
 from retune.compiler.schedule.linear import LoopKey
-from retune.compiler.schedule.state import Annotation, IterKind, Number
+from retune.compiler.schedule.state import THREAD_LOOPS, Annotation, IterKind, Number
 from retune.compiler.schedule.statements import StageNest
 
-_THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 # Not int64: products of many extents would wrap around; here they lose digits.
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -176,7 +174,7 @@ def _tile_flags(nest: StageNest, real: Flags, reduce: Sequence[bool]) -> Flags:
     """
     flags = np.zeros_like(real)
     outer = nest.loops[: len(nest.loops) - nest.own]
-    if nest.attached and any(reduce) and any(loop.annotation in _THREADS for loop in outer):
+    if nest.attached and any(reduce) and any(loop.annotation in THREAD_LOOPS for loop in outer):
         for index in range(len(outer), len(reduce)):
             flags[index] = real[index] & (not reduce[index])
         return flags
@@ -210,7 +208,3 @@ def unrolled_flags(nest: Nest, tile_operations: Floats) -> tuple[Flags, Floats]:
         if nest.source.loops[index].annotation is Annotation.UNROLL:
             flags[index] = nest.real[index]
     return flags, operations
-
-
-def size_of(dtype: str) -> int:
-    return item_bytes(dtype)

@@ -12,7 +12,7 @@ from retune.compiler.ir.alignment import VECTOR_BYTES
 from retune.compiler.ir.tensor_core import WARP
 from retune.compiler.model.features.footprint import Footprint
 from retune.compiler.model.features.nest import Floats, Nest, column
-from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation, Number
+from retune.compiler.schedule.state import SHARED_SUFFIX, THREAD_LOOPS, Annotation, Number
 
 SECTOR = 32
 """Bytes that memory moves together: a quarter of a 128-byte cache line (CUDA C++ Best Practices Guide)."""
@@ -20,7 +20,6 @@ SECTOR = 32
 # Shared memory has 32 banks of 4 bytes (CUDA C++ Programming Guide).
 _BANKS = 32
 _BANK_BYTES = 4
-_THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 _NOWHERE = -1.0
 
 
@@ -39,7 +38,7 @@ class WarpAccess:
 def thread_loops(nest: Nest) -> list[int]:
     """The loops over threads of the innermost stage that has them along each dimension, the fastest first."""
     loops: list[int] = []
-    for kind in _THREADS:
+    for kind in THREAD_LOOPS:
         bound = [index for index, loop in enumerate(nest.source.loops) if loop.annotation is kind]
         if bound:
             stage = nest.source.loops[bound[-1]].key[0]

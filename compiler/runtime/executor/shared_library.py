@@ -13,9 +13,8 @@ from retune.compiler.runtime.archive import Archive, append_archive, reject_dama
 from retune.compiler.runtime.atomic_write import atomic_write
 from retune.compiler.runtime.executor.network import VERSION, CompiledNetwork, network_parts, read_network
 from retune.compiler.runtime.ffi.linking import LINKERS, link_objects
-from retune.compiler.runtime.loader import LoadedKernels, load_library
+from retune.compiler.runtime.loader import ELF, LoadedKernels, load_library
 
-_ELF = b"\x7fELF"
 _KIND = "network library"
 
 
@@ -23,7 +22,7 @@ def is_shared_library(path: str | Path) -> bool:
     """Whether a file starts like a shared library; False for an unreadable file."""
     try:
         with Path(path).open("rb") as file:
-            return file.read(len(_ELF)) == _ELF
+            return file.read(len(ELF)) == ELF
     except OSError:
         return False
 

@@ -28,6 +28,7 @@ from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
 from retune.compiler.runtime.atomic_write import atomic_write
 from retune.compiler.runtime.ffi.linking import LINKERS, link_objects
+from retune.compiler.runtime.loader import ELF
 
 _KIND, _VERSION = "module", 2
 _LIBRARY_KIND, _LIBRARY_VERSION = "module library", 2
@@ -36,7 +37,6 @@ _ABOUT = "module.json"
 _BUILD_ID = b"retune sealed module"
 """The linker writes it into a note of the library: a library that has it must end with an archive."""
 
-_ELF = b"\x7fELF"
 # Offsets 4, 5, 40, 58 and 60 of Elf64_Ehdr: e_ident[EI_CLASS], [EI_DATA], e_shoff, e_shentsize, e_shnum.
 _HEADER = struct.Struct("<4x2B34xQ10x2H")
 """Fields of a 64-bit ELF header: class and byte order, offset, size and number of sections."""
@@ -82,7 +82,7 @@ def check_library(path: Path) -> None:
 
 def _is_whole(data: bytes) -> bool:
     """Whether a file of another program begins like a shared library and has all its sections."""
-    if not data.startswith(_ELF) or len(data) < _HEADER.size:
+    if not data.startswith(ELF) or len(data) < _HEADER.size:
         return False
     kind, order, sections, size, count = _HEADER.unpack_from(data)
     if (kind, order) != (2, 1):  # not 64 bits, little-endian: left to the system's loader

@@ -16,14 +16,11 @@ from retune.compiler.lower.gpu.build_kernels import MOST_HELD
 from retune.compiler.lower.gpu.limits import Limit
 from retune.compiler.schedule.bounds import Loop
 from retune.compiler.schedule.contraction import LEFT, RIGHT
-from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation, IterKind, Number
+from retune.compiler.schedule.state import BLOCK_LOOPS, SHARED_SUFFIX, THREAD_LOOPS, Annotation, IterKind, Number
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.schedule.tensor_nests import copies_of, in_groups, product_of, thread_bytes
 from retune.compiler.search.genome import Mask
 from retune.compiler.search.register_tile import Counts, held_bytes, point_bytes
-
-_BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
-_THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 
 
 def kernels_of(nests: Sequence[StageNest], count: int, facts: GpuFacts | None = None) -> list["DeviceKernel"]:
@@ -66,12 +63,12 @@ class DeviceKernel:
     @cached_property
     def grid(self) -> tuple[Counts, ...]:
         """Blocks along x, y and z."""
-        return tuple(self._most(kind) for kind in _BLOCKS)
+        return tuple(self._most(kind) for kind in BLOCK_LOOPS)
 
     @cached_property
     def block(self) -> tuple[Counts, ...]:
         """Threads along x, y and z."""
-        return tuple(self._most(kind) for kind in _THREADS)
+        return tuple(self._most(kind) for kind in THREAD_LOOPS)
 
     @property
     def threads(self) -> Counts:
@@ -138,7 +135,7 @@ class DeviceKernel:
     def _joined(self, nest: StageNest) -> tuple[Counts, Counts]:
         """Bytes of shared and of local memory that a cross-thread reduction needs."""
         nothing = np.zeros(self.count, dtype=np.int64)
-        reducing = [loop for loop in own_loops(nest) if _is_reduction(loop) and loop.annotation in _THREADS]
+        reducing = [loop for loop in own_loops(nest) if _is_reduction(loop) and loop.annotation in THREAD_LOOPS]
         points, item = _points(nest, self.count), held_bytes(nest)
         alone = nothing
         if item > point_bytes(nest) and (not nest.attached or _is_shared(nest)):
@@ -146,9 +143,9 @@ class DeviceKernel:
             alone = np.where((_reduction_iterations(nest, self.count) > 1) & few, points * item, 0)
         if not reducing:
             return nothing, alone
-        each = {kind: iterations(reducing, (kind,), self.count) for kind in _THREADS}
+        each = {kind: iterations(reducing, (kind,), self.count) for kind in THREAD_LOOPS}
         across = np.asarray(prod(each.values(), start=np.int64(1)))
-        others = [self._others(nest, kind) for kind in _THREADS]
+        others = [self._others(nest, kind) for kind in THREAD_LOOPS]
         around = np.asarray(prod(others, start=np.int64(1)))
         warps = self._in_warps(each, others)
         first = np.where(across > WARP, across // WARP, 0)
@@ -180,7 +177,7 @@ def _is_reduction(loop: Loop) -> bool:
 
 def _is_shared(nest: StageNest) -> bool:
     """Whether the threads of a block share the results of a stage inside another stage's loops."""
-    among_threads = any(loop.annotation in _THREADS for loop in outer_loops(nest))
+    among_threads = any(loop.annotation in THREAD_LOOPS for loop in outer_loops(nest))
     return nest.op.name.endswith(SHARED_SUFFIX) or not among_threads
 
 
@@ -198,6 +195,6 @@ def _points(nest: StageNest, count: int) -> Counts:
     for loop in own_loops(nest):
         if _is_reduction(loop):
             inside = inside | (np.asarray(loop.extent) > 1)
-        elif loop.annotation not in _THREADS:
+        elif loop.annotation not in THREAD_LOOPS:
             total = np.where(inside, total * loop.extent, total)
     return total

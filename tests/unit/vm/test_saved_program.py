@@ -146,7 +146,7 @@ def _doubling(head: Any) -> None:
         (_set("body", 0, 2, 0, value="other"), "has no function other"),
         (_set("body", 0, 2, 1, value=["nowhere"]), "reads nowhere before it is defined"),
         (_set("body", 0, 2, 1, value=[1]), "no list of names"),
-        (_set("body", 0, 1, value=7), "7 is no string"),
+        (_set("body", 0, 1, value=7), "7 is not a string"),
         (_set("body", 1, value=["loop", "count", None, "body", ["z"], [], ["last"]]), "damaged"),
         (_set("body", 1, 5, value=["z"]), "has 4 of the parameters of body, which are 3"),
         (_set("params", 0, 1, value="object"), "element type"),
