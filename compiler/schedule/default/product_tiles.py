@@ -50,6 +50,8 @@ _ROW_BYTES, _UNPACKED_COST = 1 << 10, 2.0
 """Rows of an unpacked factor longer than this are on a page each, and the product takes this many times as long (1.1 to
 2.4 measured) as with packed strips.
 """
+_SSE_BYTES = 16
+"""The width of SSE's registers, of which x86 has 16."""
 _BYTES_PER_WORD, _FEW_REGISTERS, _HALF_REGISTERS = 4, 16, 4
 """Without an instruction for four bytes, as on most machines of few registers, words are split into two halves of 16
 bits: two vectors and a row take so many registers more.
@@ -134,6 +136,8 @@ def register_tile(
     """
     lanes = _lanes_for(columns, hardware, dtype)
     converts = dtype in HALVES and hardware.lane_masks
+    # SSE's instructions overwrite an operand: a product of two factors that are still needed takes a register.
+    spare = 2 if hardware.vector_unit_bytes <= _SSE_BYTES and hardware.registers <= _FEW_REGISTERS else 1
     far = columns * item_bytes(dtype) > _ROW_BYTES
     best, least = (1, columns), inf
     for vectors in (*_VECTORS, -(-columns // lanes)):
@@ -146,7 +150,7 @@ def register_tile(
             vectors_held, _ = _vectors_of(strip, lanes, hardware)
             for height in _ROWS:
                 # Sums, a row of one factor (of which a single row needs one vector at a time), a value of the other.
-                needed = height * vectors_held + (vectors_held if height > 1 else 1) + 1
+                needed = height * vectors_held + (vectors_held if height > 1 else 1) + spare
                 fits = needed <= hardware.registers and height <= rows
                 if not fits or (rows % height and (not depth or height > _TAIL_ROWS)):
                     continue

@@ -230,7 +230,8 @@ def test_a_product_of_bytes_gets_a_register_tile() -> None:
     q = te.reduce_axis(9, "q")
     c, d = te.placeholder((80, 9), "int8", "c"), te.placeholder((9, 32), "int8", "d")
     whole = te.compute((80, 32), lambda i, j: te.sum(te.cast("int32", c[i, q]) * te.cast("int32", d[q, j]), q), "whole")
-    loops = ["parallel i.0 (0,20)", "for q (0,9)", "unroll i.1 (0,4)", "vectorize j (0,32)"]
+    # Many rows share the bytes of a strip, which are interleaved for each tile.
+    loops = ["parallel i.0 (0,10)", "for q (0,9)", "unroll i.1 (0,8)", "vectorize j (0,32)"]
     assert lines(ComputeDAG([c, d, whole])) == [*loops, "whole = ..."]
 
 
@@ -293,6 +294,8 @@ def test_reference_of_a_small_task_is_the_default_schedule(case: GpuCase) -> Non
         (32, 16, (7, 512), (7, 8)),
         (32, 16, (1, 1000), (1, 40)),
         (16, 32, (28, 128), (14, 8)),
+        (16, 16, (128, 384), (4, 8)),
+        (32, 16, (128, 384), (4, 24)),
         (32, 16, (28, 37), (1, 37)),
         (32, 16, (1500, 1500), (4, 20)),
         (32, 16, (196, 196), (2, 28)),
