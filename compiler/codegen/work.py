@@ -55,7 +55,8 @@ def _cycles_of(expr: Expr, lanes: int) -> float:
         case Binary(op=BinaryOp.FLOORDIV | BinaryOp.FLOORMOD, rhs=rhs) if not isinstance(rhs, Const):
             cost = _WHOLE_DIVISION * lanes
         case Call(name=name, dtype=dtype):
-            cost = _CALL if name in _SIMPLE or (name in FLOAT32 and dtype != "float64") else _LIBRARY_CALL * lanes
+            is_vector = name in _SIMPLE or (name in (*FLOAT32, "sigmoid") and dtype != "float64")
+            cost = _CALL if is_vector else _LIBRARY_CALL * lanes
         case _:
             cost = _OPERATION
     inner = children(expr)

@@ -15,6 +15,7 @@ from retune.compiler.ops import (
     norm,
     pool,
     quantized,
+    recurrence,
     recurrent,
     reduce,
     resample,
@@ -36,6 +37,7 @@ _FAMILIES = (
     norm,
     shape,
     indexing,
+    recurrence,
     recurrent,
     resample,
 )

@@ -1,4 +1,4 @@
-"""The element-wise part of a recurrent step as one operator, in place of some twenty nodes a step.
+"""The element-wise part of one recurrent step as one operator, in place of some twenty nodes.
 
 Its `program` is a formula in postfix form. `2.1` is gate 1 of operand 2, whose gates lie side by side;
 `#2` is a number.

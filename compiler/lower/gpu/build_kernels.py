@@ -8,21 +8,22 @@ Stages outside of the loops over threads, and stages called `.shared`, are share
 stages belong to one thread.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 from retune.compiler.core.errors import LoweringError
-from retune.compiler.ir.expr import Expr, const
-from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, LoopFunction, LoopKind, Stmt
-from retune.compiler.ir.visit import variables
+from retune.compiler.ir.expr import Expr, Var, const
+from retune.compiler.ir.rewrite import statements_of
+from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, For, LoopFunction, LoopKind, Stmt, map_exprs
+from retune.compiler.ir.visit import substitute, variables
 from retune.compiler.lower.build_loops import LoopBuilder
 from retune.compiler.lower.gpu.cross_thread_reduction import ThreadLoop, plan_cross_thread_reduction
 from retune.compiler.lower.nests import NestLoop, fixed, join_into, loop_var
 from retune.compiler.schedule.access import held_types
 from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation, Attached, State
 from retune.compiler.te.reduction import Reduce
-from retune.compiler.te.tensor import ComputeOp, ExternOp, ScanOp
+from retune.compiler.te.tensor import ComputeOp, ExternOp
 
 _THREADS = {
     Annotation.THREAD_X: LoopKind.THREAD_X,
@@ -42,11 +43,23 @@ def build_kernels(state: State, name: str, builder: "type[KernelBuilder] | None"
     for op in state.dag.ops:
         if isinstance(op, ExternOp):
             raise LoweringError(f"{op.name}: calls the function {op.call.function}, which a GPU kernel cannot")
-        if isinstance(op, ScanOp):
-            raise LoweringError(f"{op.name}: is a scan, which a GPU kernel cannot run")
     kernel_builder = (builder or KernelBuilder)(state)
-    nests = kernel_builder.statements()
-    return tuple(kernel_builder.described(f"{name}_kernel{number}", nest) for number, (_, nest) in enumerate(nests))
+    nests = [nest for _, stmt in kernel_builder.statements() for nest in _launches(stmt)]
+    return tuple(kernel_builder.described(f"{name}_kernel{number}", nest) for number, nest in enumerate(nests))
+
+
+def _launches(stmt: Stmt) -> Iterator[Stmt]:
+    """What each kernel runs: a statement, or of the steps of a scan each statement of each step."""
+    if not isinstance(stmt, For) or stmt.kind is not LoopKind.STEPS:
+        yield stmt
+        return
+    for step in range(stmt.extent):
+
+        def at_step(expr: Expr, var: Var = stmt.var, step: int = step) -> Expr:
+            return substitute(expr, {var: const(step)})
+
+        for part in statements_of(stmt.body):
+            yield map_exprs(part, at_step)
 
 
 class KernelBuilder(LoopBuilder):

@@ -20,7 +20,7 @@ from retune.compiler.core.errors import ScheduleError
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.expr import Expr, const
 from retune.compiler.ir.visit import substitute, walk
-from retune.compiler.schedule.access import consumers, single_elementwise_consumer
+from retune.compiler.schedule.access import consumers, is_read_by_function, single_elementwise_consumer
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.product_tiles import row_axis_of
 from retune.compiler.schedule.inlining import inline_body
@@ -111,6 +111,7 @@ def _inlined(state: State) -> State:
     inlined: set[int] = set()
     for number, stage in enumerate(state.stages):
         read = bool(consumers(state, number)) and number not in state.dag.output_ids
+        read = read and not is_read_by_function(state, number)
         if stage.is_compute and read and not stage.has_reduce_iter and len(stage.op.shapes) == 1:
             inlined.add(number)
     # From readers to producers: chains collapse into the last stage.

@@ -112,11 +112,10 @@ def test_nested_loops_whose_bodies_have_no_nodes_are_refused(monkeypatch: pytest
         load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
 
 
-def test_long_recurrent_networks_are_refused_before_they_are_unrolled(model_of: ModelOf) -> None:
+def test_long_recurrent_networks_are_not_unrolled(model_of: ModelOf) -> None:
     weights = {"w": np.ones((1, 2, 3), np.float32), "r": np.ones((1, 2, 2), np.float32)}
     node = helper.make_node("RNN", ["x", "w", "r"], ["y"], hidden_size=2)
-    with pytest.raises(UnsupportedOperatorError, match="runs for more than 10,000 iterations"):
-        load_model(model_of([node], {"x": (300_000, 1, 3)}, weights=weights))
+    assert len(load_model(model_of([node], {"x": (300_000, 1, 3)}, weights=weights)).nodes) < 10
 
 
 @pytest.mark.parametrize("ending", ["json", "onnxjson", "onnxtext", "onnxtxt", "pbtxt", "prototxt", "textproto"])

@@ -45,6 +45,18 @@ STRUCTURED: list[tuple[str, Shapes, Attributes]] = [
     ("dense", [(2, 3), (3, 5)], {}),
     ("batch_matmul", [(4, 2, 3), (4, 3, 5)], {}),
     ("cell", [(2, 6), (1, 3)], {"program": "0.1 sigmoid 1.0 subtract", "hidden": 3}),
+    (
+        "recurrent",
+        [(4, 2, 1, 3), (1, 3, 3), (1, 2, 3)],
+        {
+            "cell": "RNN",
+            "operands": "weight h",
+            "functions": "relu",
+            "clip": 0.0,
+            "reverse": (0,),
+            "finals": 1,
+        },
+    ),
     ("max_pool2d", [(2, 4, 9, 8)], {**MAX_POOL, "layout": "NCHW"}),
     ("max_pool2d", [(2, 9, 8, 4)], {**MAX_POOL, "layout": "NHWC"}),
     ("avg_pool2d", [(2, 4, 9, 8)], {**AVG_POOL, "layout": "NCHW"}),

@@ -5,7 +5,7 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.codegen.scan_loop import barriers, parts_of
-from retune.compiler.core.errors import DefinitionError, LoweringError, ScheduleError
+from retune.compiler.core.errors import DefinitionError, ScheduleError
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build, build_kernel
 from retune.compiler.driver.hardware import hardware_of
@@ -179,11 +179,3 @@ def test_steps_leave_states_in_memory() -> None:
     with pytest.raises(ScheduleError, match="scan: it is a scan and has no loops to transform"):
         split(state, "scan", 0, [2])
     assert "scan = scan(update)" in str(parallel(state, "update", 0)[0])
-
-
-def test_gpus_refuse_scans() -> None:
-    x, total = running_sum()
-    target = Target("cuda -arch=sm_80")
-    task = SearchTask("scan", ComputeDAG([x, total]), target, hardware_of(target, 1))
-    with pytest.raises(LoweringError, match="scan: is a scan, which a GPU kernel cannot run"):
-        build_kernel(task, (), "kernel")

@@ -253,14 +253,23 @@ def test_new_shapes_need_nothing_of_the_front_end(source: onnx.ModelProto, x: An
 
 
 def test_a_region_without_a_graph_for_the_shapes_loads_the_front_end(tmp_path: Path) -> None:
-    """A recurrence is unrolled over its steps, of which symbolic graphs have a fixed number."""
-    weights = {"w": floats(1, 12, 2), "r": floats(1, 12, 3)}
-    fed, out = [tensor("x", ["steps", "b", 2])], [tensor("out", ["steps", 1, "b", 3])]
-    source = model([node("LSTM", ["x", "w", "r"], ["out"], hidden_size=3)], fed, out, weights)
+    """A Fourier transform multiplies by a constant matrix, so symbolic graphs have a fixed number of samples."""
+    fed, out = [tensor("x", ["steps", "b", 2])], [tensor("out", ["steps", "b", 2])]
+    source = model([node("DFT", ["x"], ["out"], axis=0)], fed, out)
     x = floats(4, 2, 2)
     found, modules = run_afresh(vm.compile(source).export_library(tmp_path / "net.retune"), x)
     np.testing.assert_allclose(found, reference(source, {"x": x})[0], rtol=1e-4, atol=1e-4)
     assert "retune.compiler.frontend.region" in modules
+
+
+def test_the_number_of_steps_of_a_recurrent_layer_is_symbolic(tmp_path: Path) -> None:
+    weights = {"w": floats(2, 12, 2), "r": floats(2, 12, 3), "n": np.array([2, 3], np.int32)}
+    fed, out = [tensor("x", ["steps", 2, 2])], [tensor("out", ["steps", 2, 2, 3])]
+    layer = node("LSTM", ["x", "w", "r", "", "n"], ["out"], hidden_size=3, direction="bidirectional")
+    source = model([layer], fed, out, weights)
+    found, modules = run_afresh(vm.compile(source).export_library(tmp_path / "net.retune"), floats(4, 2, 2))
+    np.testing.assert_allclose(found, reference(source, {"x": floats(4, 2, 2)})[0], rtol=1e-4, atol=1e-4)
+    assert "retune.compiler.frontend.region" not in modules
 
 
 def test_a_region_without_symbolic_dimensions_is_compiled_from_its_onnx_nodes() -> None:
