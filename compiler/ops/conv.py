@@ -128,21 +128,21 @@ def _convolution(call: OpCall, rank: int) -> Lowered:
 def _filled_channels(call: OpCall, terms: int) -> int | None:
     """The number of channels of the weight where it has up to `terms` - 1 more than the input."""
     x, weight = call.types
-    if call.integer("groups") != 1 or not len(x.shape) == len(weight.shape) == 4:
+    if call.integer("groups") != 1 or len(x.shape) != len(weight.shape):
         return None
     last = is_channels_last(call)
     given, taken = x.shape[-1 if last else 1], weight.shape[-2 if last else 1]
     return taken if given < taken < given + terms else None
 
 
-def _byte_convolution(call: OpCall) -> Lowered:
+def _byte_convolution(call: OpCall, rank: int) -> Lowered:
     """Bytes of any signs give int32. Up to three channels that only the weight has are padding; its taps outside the
     attribute `window` multiply zeros.
     """
     require_byte(call, "pad_value", call.types[0].dtype)
     require_bytes(call)
     # Dot products sum four bytes: missing channels read the padding, whose weights are zero.
-    return _lowered(call, _geometry(call, 2, _filled_channels(call, 4)), "int32")
+    return _lowered(call, _geometry(call, rank, _filled_channels(call, 4)), "int32")
 
 
 def require_byte(call: OpCall, key: str, dtype: str) -> None:
@@ -349,6 +349,18 @@ def _op(rank: int, meaning: str) -> Op:
     return Op(f"conv{rank}d", 2, FusionKind.COMPLEX, meaning, lower, _convolution_array, _ATTRS)
 
 
+def _byte_op(rank: int) -> Op:
+    def lower(call: OpCall) -> Lowered:
+        return _byte_convolution(call, rank)
+
+    meaning = (
+        f"conv{rank}d of bytes, summed in int32; padding, also in channels that only the weight has, holds pad_value; "
+        "taps outside window (empty: the weight's) multiply zeros"
+    )
+    attrs = {**_ATTRS, "pad_value": int, "window": tuple}
+    return Op(f"qconv{rank}d", 2, FusionKind.COMPLEX, meaning, lower, _byte_convolution_array, attrs)
+
+
 CONVOLUTIONS = {
     1: _op(1, "grouped 1-D convolution of (x, weight): layouts NCW and NWC"),
     2: _op(2, "grouped 2-D convolution of (x, weight): layouts NCHW and NHWC"),
@@ -356,17 +368,4 @@ CONVOLUTIONS = {
 }
 """By the number of spatial dimensions. Graphs have no 1-D ones: importers add a dimension, which passes know."""
 
-OPERATORS = (
-    CONVOLUTIONS[2],
-    CONVOLUTIONS[3],
-    Op(
-        "qconv2d",
-        2,
-        FusionKind.COMPLEX,
-        "conv2d of bytes, summed in int32; padding, also in channels that only the weight has, holds pad_value; taps "
-        "outside window (empty: the weight's) multiply zeros",
-        _byte_convolution,
-        _byte_convolution_array,
-        {**_ATTRS, "pad_value": int, "window": tuple},
-    ),
-)
+OPERATORS = (CONVOLUTIONS[2], CONVOLUTIONS[3], _byte_op(2), _byte_op(3))

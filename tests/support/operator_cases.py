@@ -242,6 +242,21 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
         )
         for x, taps, window in (("uint8", (3, 3), ()), ("int8", (4, 3), (3, 3)), ("uint8", (3, 8), (3, 3)))
     ),
+    (
+        "qconv3d",
+        [_bytes("uint8", 1, 4, 5, 6, 8), _bytes("int8", 2, 3, 3, 8, 16)],
+        {**CONV_3D, "pad_value": 9, "window": ()},
+    ),
+    (
+        "qconv3d",
+        [_bytes("int8", 1, 4, 5, 6, 3), _bytes("int8", 2, 3, 2, 4, 16)],
+        {**CONV_3D, "pad_value": -7, "window": ()},
+    ),
+    (
+        "qconv3d",
+        [_bytes("uint8", 1, 6, 3, 5, 5), _bytes("int8", 4, 3, 1, 3, 3)],
+        {**CONV_3D, "layout": "NCDHW", "groups": 2, "pad_value": 255, "window": ()},
+    ),
     ("conv2d", [_RNG.random((1, 5, 5, 3)).astype("bfloat16"), _RNG.random((3, 3, 4, 16)).astype("bfloat16")], CONV),
     *(("qconv_phases2d", [_bytes(x, 2, 3, 4, 8), _bytes("int8", 4, 6, 8, 16)], _PHASES) for x in ("uint8", "int8")),
     ("qdense", [_bytes("uint8", 5, 12), _bytes("int8", 12, 16)], {}),

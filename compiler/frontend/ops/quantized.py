@@ -89,7 +89,7 @@ def _quantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     scale = _aligned(builder, node, node.operand(builder, 1).name, x.shape)
     wide = _element_type(node, "precision") or builder.value(scale).dtype
     wide = accumulated(wide) if is_float(wide) else "float32"
-    ratio = builder.emit("div", [cast_to(builder, name, wide) for name in (x.name, scale)])
+    ratio = builder.emit("true_div", [cast_to(builder, name, wide) for name in (x.name, scale)])
     return [_rounded(builder, node, ratio, zero, dtype)]
 
 
@@ -120,7 +120,9 @@ def _dequantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     else:
         whole = cast_to(builder, _offset(builder, node, x.name, zero), wide)
     factor = cast_to(builder, scale, wide)
-    product = builder.emit("mul", [whole, factor], name=node.name, output=node.outputs[0])
+    # A product that joins a sum would be rounded with it on CPUs with multiply-adds; a constant is folded.
+    op = "mul" if builder.is_constant(whole) else "rounded_mul"
+    product = builder.emit(op, [whole, factor], name=node.name, output=node.outputs[0])
     return [cast_to(builder, product, dtype)]
 
 
@@ -172,9 +174,9 @@ def _dynamic_quantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     low, high = (write(f"reduce_{end}", x, axes=axes, keepdims=False) for end in ("min", "max"))
     low, high = write("minimum", low, 0), write("maximum", high, 0)
     width = write("sub", high, low)
-    scale = write("where", write("equal", width, 0), 1, write("div", width, 255))
-    zero = write("round", write("clip", write("div", write("neg", low), scale), low=0.0, high=255.0))
-    whole = write("add", write("round", write("div", x, scale)), zero)
+    scale = write("where", write("equal", width, 0), 1, write("true_div", width, 255))
+    zero = write("round", write("clip", write("true_div", write("neg", low), scale), low=0.0, high=255.0))
+    whole = write("add", write("round", write("true_div", x, scale)), zero)
     stored = write("cast", write("clip", whole, low=0.0, high=255.0), dtype="uint8")
     return [stored, scale, write("cast", zero, dtype="uint8")]
 

@@ -38,7 +38,7 @@ from retune.compiler.schedule.state import Inlined
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.te.tensor import ComputeOp, Tensor
 
-_CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", "qconv2d", "qconv_phases2d")
+_CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", "qconv2d", "qconv3d", "qconv_phases2d")
 _SUMMED = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", *PRODUCTS)
 """Operators that sum products and have a sum of another dtype than the operands'."""
 _MOVES = ("reshape", "slice", "transpose")

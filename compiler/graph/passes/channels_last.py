@@ -9,7 +9,7 @@ from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
 
 _LAST = {"NCHW": "NHWC", "NCDHW": "NDHWC"}
-_CONVOLUTIONS = ("conv2d", "conv3d", "qconv2d")
+_CONVOLUTIONS = ("conv2d", "conv3d", "qconv2d", "qconv3d")
 _OPS = (*_CONVOLUTIONS, "conv_transpose2d", "max_pool2d", "avg_pool2d")
 
 

@@ -28,6 +28,7 @@ from retune.compiler.ops.op import broadcast_shapes
 _CONVERSIONS = ("quantize", "dequantize")
 _PRODUCTS = {
     "conv2d": "qconv2d",
+    "conv3d": "qconv3d",
     "dense": "qdense",
     "batch_matmul": "qbatch_matmul",
     "conv_transpose2d": "qconv_phases2d",
@@ -179,7 +180,7 @@ def _product(builder: GraphBuilder, node: Node) -> str | None:
     raw = builder.array(w.name)
     if raw is None or raw.dtype.name not in BYTES:
         return None
-    channel = 0 if node.op == "conv2d" else 1
+    channel = 0 if node.op in ("conv2d", "conv3d") else 1
     if not w.uniform and w.axis != channel:
         return None
     if node.op == "conv_transpose2d" and phases_of(builder, node) is None:
@@ -227,11 +228,11 @@ def byte_product(builder: GraphBuilder, node: Node, x: str, weight: Array, zero:
     else:
         attrs |= {"pad_value": zero, "window": ()}
         groups, axis = node.integer("groups"), 1
-        if weight.shape[1] == 1 < groups == weight.shape[0]:
+        if weight.shape[1] == 1 < groups == weight.shape[0] and weight.ndim == 4:
             axis, attrs["window"] = 2 if weight.shape[2] > 1 else 3, weight.shape[2:]
         if weight.shape[axis] > 1 and (groups == 1 or axis > 1):
             more = -weight.shape[axis] % 4
-            weight = np.pad(weight, [(0, more if dim == axis else 0) for dim in range(4)])
+            weight = np.pad(weight, [(0, more if dim == axis else 0) for dim in range(weight.ndim)])
     operands = [x, builder.constant(weight.astype(np.int8), node.inputs[1])]
     return builder.emit(_PRODUCTS[node.op], operands, attrs, name=name)
 
@@ -345,7 +346,9 @@ def _largest_sum(builder: GraphBuilder, name: str) -> int:
     if node is None or node.op not in _PRODUCTS.values():
         return 2**31
     shape = builder.value(node.inputs[1]).shape
-    depth = {"qconv2d": math.prod(shape[1:]), "qconv_phases2d": math.prod(shape[:3])}.get(node.op, shape[-2])
+    whole = math.prod(shape[1:])
+    depths = {"qconv2d": whole, "qconv3d": whole, "qconv_phases2d": math.prod(shape[:3])}
+    depth = depths.get(node.op, shape[-2])
     # A constant weight is int8; two activations may both be uint8.
     return added + depth * 255 * (255 if node.op == "qbatch_matmul" else 128)
 

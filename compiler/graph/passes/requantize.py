@@ -12,7 +12,7 @@ import numpy as np
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Graph, Node
 
-INTEGER_PRODUCTS = ("qconv2d", "qdense", "qbatch_matmul", "qconv_phases2d")
+INTEGER_PRODUCTS = ("qconv2d", "qconv3d", "qdense", "qbatch_matmul", "qconv_phases2d")
 _BETWEEN = ("dequantize", "quantize", "relu", "clip", "rounded_mul", "cast", "add")
 
 

@@ -18,7 +18,7 @@ int8-weights  weights are stored as bytes, all arithmetic is in float32
 """
 
 PRODUCTS = ("dense", "batch_matmul", "conv2d", "conv3d", "conv_transpose2d")
-_QUANTIZED = ("quantize", "dequantize", "qconv2d", "qdense", "qbatch_matmul")
+_QUANTIZED = ("quantize", "dequantize", "qconv2d", "qconv3d", "qdense", "qbatch_matmul")
 MOVES = ("reshape", "transpose", "slice", "concat", "max_pool2d")
 """Operators that move elements, or choose the largest: they commute with rounding."""
 
