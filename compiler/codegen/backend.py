@@ -24,6 +24,7 @@ from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.ir.stmt import LoopFunction
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.lower.pipeline import lower
+from retune.compiler.lower.symbolic import Unsupported, lower_symbolic
 from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import default_steps
@@ -106,8 +107,18 @@ class CpuBackend:
         # An unknown CPU is a TargetError at once, before any lowering.
         describe(task.target)
         with refuse_depth(name, LoweringError):
-            function = self.lower(task, steps, name)
-            text = self._write(task, function)
+            return self._compiled(task, self.lower(task, steps, name))
+
+    def build_symbolic(self, task: SearchTask, name: str) -> KernelArtifact | Unsupported:
+        """Compile a computation with symbolic extents for all values of its symbols. Raises: as `build`."""
+        describe(task.target)
+        with refuse_depth(name, LoweringError):
+            tensors = (*task.dag.inputs, *task.dag.outputs)
+            function = lower_symbolic(tensors, name, task.hardware, task.layout, dots=dots_of(task))
+            return function if isinstance(function, Unsupported) else self._compiled(task, function)
+
+    def _compiled(self, task: SearchTask, function: LoopFunction) -> KernelArtifact:
+        name, text = function.name, self._write(task, function)
         trace.show(trace.CODE, name, "LLVM IR", lambda: text.llvm)
         trace.show(trace.CODE, name, "assembly", lambda: assembly(text.llvm, task.target))
         packings = dict(function.packings)
@@ -117,7 +128,9 @@ class CpuBackend:
             is_output = position >= len(task.dag.inputs)
             args.append(ArgSpec(param.name, tensor.shape, tensor.dtype, is_output, packings.get(param.name)))
         code = compile_module(text.llvm, task.target)
-        return KernelArtifact(name, code, tuple(args), text.workspace_bytes, str(task.target), text.calls)
+        return KernelArtifact(
+            name, code, tuple(args), text.workspace_bytes, str(task.target), text.calls, symbols=function.symbols
+        )
 
     def print_stage(self, task: SearchTask, steps: Sequence[Step], stage: str) -> str:
         function = self.lower(task, steps, "kernel")

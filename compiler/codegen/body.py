@@ -9,7 +9,8 @@ from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, memory_t
 from retune.compiler.codegen.values import Ramp, Scalar, Storage
 from retune.compiler.codegen.vector_loops import is_roomy, plan_vector_loop
 from retune.compiler.core.errors import LoweringError
-from retune.compiler.ir.expr import Buffer, Load, Var
+from retune.compiler.ir.dims import Dim
+from retune.compiler.ir.expr import Buffer, Load, Var, dim_expr
 from retune.compiler.ir.stmt import (
     Allocate,
     Block,
@@ -55,9 +56,22 @@ class BodyEmitter(ExpressionEmitter):
                 self.bind(loop.var, value).statement(loop.body)
         elif loop.kind is LoopKind.VECTOR and self.vector is None:
             self.vector_loop(loop)
+        elif isinstance(loop.extent, Dim):
+            self.symbolic_loop(loop, self.atom(dim_expr(loop.extent))[0].text)
         else:
             with self.writer.loop("0", str(loop.extent)) as counter:
                 self.bind(loop.var, counter).statement(loop.body)
+
+    def symbolic_loop(self, loop: For, extent: str) -> None:
+        """A loop of `extent` iterations, which may be 0."""
+        name = self.writer.fresh("loop")[1:]
+        some = self.writer.once(("some", extent), f"icmp sgt i64 {extent}, 0")
+        self.writer.put(f"br i1 {some}, label %{name}.some, label %{name}.end")
+        self.writer.start_block(f"{name}.some")
+        with self.writer.scope(), self.writer.loop("0", extent) as counter:
+            self.bind(loop.var, counter).statement(loop.body)
+        self.writer.put(f"br label %{name}.end")
+        self.writer.start_block(f"{name}.end")
 
     def vector_loop(self, loop: For) -> None:
         plan = self.memo(plan_vector_loop, loop, self.subtarget.vector_bytes)

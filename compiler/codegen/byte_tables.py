@@ -6,6 +6,7 @@ highest bit replace a load and an insertion for each byte.
 
 from retune.compiler.codegen.types import item_bytes, llvm_type
 from retune.compiler.codegen.values import Emit, Value
+from retune.compiler.ir.dims import Dim
 from retune.compiler.ir.expr import Cast, Expr, Load
 
 _LANES = 64
@@ -15,7 +16,9 @@ _KIND = f"<{_LANES} x i8>"
 
 def is_byte_table(load: Load) -> bool:
     """Whether a load reads an element of a whole table of bytes at a byte."""
-    is_table = load.buffer.shape == (_TABLE,) and load.dtype != "bool" and item_bytes(load.dtype) == 1
+    shape = load.buffer.shape
+    is_symbolic = any(isinstance(extent, Dim) for extent in shape)
+    is_table = not is_symbolic and shape == (_TABLE,) and load.dtype != "bool" and item_bytes(load.dtype) == 1
     return is_table and byte_index(load).dtype == "uint8"
 
 

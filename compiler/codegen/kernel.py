@@ -1,9 +1,10 @@
 """Writes the LLVM module of one kernel: one function per top-level statement, called by the kernel's entry.
 
-    int32_t NAME(void** buffers, int32_t num_threads)
+    int32_t NAME(void** buffers, int32_t num_threads, int64_t size, …)
 
-Parallel statements run through the OpenMP runtime, unless a single thread would finish before others begin. The buffers
-of a kernel must not overlap: the generated functions declare them noalias.
+The sizes are the values of the kernel's symbols, none for most kernels. Parallel statements run through the OpenMP
+runtime, unless a single thread would finish before others begin. The buffers of a kernel must not overlap: the
+generated functions declare them noalias.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +16,12 @@ from retune.compiler.codegen.cpu import function_attributes
 from retune.compiler.codegen.intrinsics import DECLARATIONS
 from retune.compiler.codegen.scan_loop import BARRIER, parts_of, scan_function
 from retune.compiler.codegen.subtarget import Subtarget
+from retune.compiler.codegen.team import fork, share_of, sizes_of, symbolic_part, team_function
 from retune.compiler.codegen.values import Scalar, Storage
 from retune.compiler.codegen.work import is_worth_threads
 from retune.compiler.codegen.writer import FunctionWriter
 from retune.compiler.core.errors import LoweringError
+from retune.compiler.ir.dims import Dim
 from retune.compiler.ir.expr import Buffer, Var
 from retune.compiler.ir.stmt import Block, For, Invoke, LoopFunction, LoopKind, Stmt
 from retune.compiler.runtime.artifact import ExternBuffer, ExternCall
@@ -48,6 +51,7 @@ def write_kernel(function: LoopFunction, subtarget: Subtarget, stack_bytes: int)
     calls = []
     called: list[ExternCall] = []
     numbers = count()
+    sizes = {Var(name): Scalar(f"%size{number}", 0) for number, name in enumerate(function.symbols)}
     for index, statement in enumerate(statements):
         # A registered function is called from the entry, between statements: it must not run inside a parallel region.
         if isinstance(statement, Invoke):
@@ -58,7 +62,7 @@ def write_kernel(function: LoopFunction, subtarget: Subtarget, stack_bytes: int)
         storage = {buffer: Storage(f"%b{number}") for number, buffer in enumerate(buffers)}
 
         def emitter(storage: Mapping[Buffer, Storage] = storage) -> BodyEmitter:
-            return BodyEmitter(FunctionWriter(numbers), subtarget, storage)
+            return BodyEmitter(FunctionWriter(numbers), subtarget, storage, sizes)
 
         if isinstance(statement, For) and statement.kind is LoopKind.STEPS:
             text, call = _scan(function.name, index, statement, len(buffers), stack_bytes, emitter)
@@ -122,23 +126,26 @@ def _part(
 ) -> tuple[str, str]:
     """The functions of one statement, and the lines that run it from the entry."""
     parallel = isinstance(statement, For) and statement.kind is LoopKind.PARALLEL
-    if isinstance(statement, For) and parallel and not is_worth_threads(statement, emitter.subtarget.vector_bytes):
+    if isinstance(statement, For) and parallel and _is_small(statement, emitter.subtarget.vector_bytes):
         statement, parallel = replace(statement, kind=LoopKind.SERIAL), False
     _, arguments = _buffer_lists(count)
     body = _body(f"{name}.body{index}", statement, count, stack_bytes, emitter)
     if not isinstance(statement, For) or not parallel:
-        return body, f"  call void @{name}.body{index}({arguments}, i64 0, i64 1)"
-    # Thread t of T takes [t n / T, (t + 1) n / T): shares differ by at most one iteration and leave no gap.
-    share = (
-        "  %next = add i64 %me, 1",
-        f"  %low.all = mul i64 %me, {statement.extent}",
-        f"  %high.all = mul i64 %next, {statement.extent}",
-        "  %low = udiv i64 %low.all, %all",
-        "  %high = udiv i64 %high.all, %all",
-        "  %some = icmp ult i64 %low, %high",
+        return body, f"  call void @{name}.body{index}({arguments}, i64 0, i64 1{sizes_of(emitter)})"
+    if isinstance(statement.extent, Dim):
+        functions, call = symbolic_part(name, index, statement, arguments, emitter)
+        return f"{body}\n\n{functions}", call
+    sizes = sizes_of(emitter)
+    part = f"@{name}.body{index}({arguments}, i64 %low, i64 %high{sizes})"
+    team = team_function(name, index, count, share_of(str(statement.extent)), part, sizes)
+    return f"{body}\n\n{team}", fork(
+        name, index, f"@{name}.body{index}({arguments}, i64 0, i64 {statement.extent}{sizes})"
     )
-    team = _team(name, index, count, share, f"@{name}.body{index}({arguments}, i64 %low, i64 %high)")
-    return f"{body}\n\n{team}", _fork(name, index, f"@{name}.body{index}({arguments}, i64 0, i64 {statement.extent})")
+
+
+def _is_small(loop: For, vector_bytes: int) -> bool:
+    """Whether a parallel loop is not worth threads; of a symbolic extent the entry decides when it is known."""
+    return isinstance(loop.extent, int) and not is_worth_threads(loop, vector_bytes)
 
 
 def _scan(
@@ -156,8 +163,8 @@ def _scan(
     if not any(part.extent for part in parts):
         return "\n\n".join([*bodies, steps]), f"  call void {alone}"
     enter = "  %some = icmp ult i64 %me, %all"
-    team = _team(name, index, count, (enter,), f"@{name}.scan{index}({arguments}, i64 %me, i64 %all)")
-    return "\n\n".join([*bodies, steps, team]), _fork(name, index, alone)
+    team = team_function(name, index, count, (enter,), f"@{name}.scan{index}({arguments}, i64 %me, i64 %all)")
+    return "\n\n".join([*bodies, steps, team]), fork(name, index, alone)
 
 
 def _buffer_lists(count: int) -> tuple[str, str]:
@@ -170,6 +177,7 @@ def _body(
     symbol: str, statement: Stmt, count: int, stack_bytes: int, emitter: BodyEmitter, step: Var | None = None
 ) -> str:
     """The function of one statement, of a share of its iterations if it is parallel; `step` is that of its scan."""
+    sizes = sizes_of(emitter)
     if step is not None:
         emitter = emitter.bind(step, Scalar("%step", 0))
     if isinstance(statement, For) and statement.kind is LoopKind.PARALLEL:
@@ -187,62 +195,20 @@ def _body(
     params, _ = _buffer_lists(count)
     steps = "" if step is None else ", i64 %step"
     return (
-        f"define internal void @{symbol}({params}, i64 %low, i64 %high{steps}) #0 {{\n"
+        f"define internal void @{symbol}({params}, i64 %low, i64 %high{steps}{sizes}) #0 {{\n"
         f"entry:\n{emitter.writer.text()}\n}}"
-    )
-
-
-def _fork(name: str, index: int, alone: str) -> str:
-    """The lines that run a statement by a team of threads, or call `alone`."""
-    return "\n".join(
-        (
-            # One thread runs the body directly: no team is started, and no pointers go through memory.
-            f"  br i1 %single, label %serial{index}, label %fork{index}",
-            f"serial{index}:",
-            f"  call void {alone}",
-            f"  br label %joined{index}",
-            f"fork{index}:",
-            f"  call void @GOMP_parallel(ptr @{name}.team{index}, ptr %context, i32 %threads, i32 0)",
-            f"  br label %joined{index}",
-            f"joined{index}:",
-        )
-    )
-
-
-def _team(name: str, index: int, count: int, share: Sequence[str], call: str) -> str:
-    """The function of each thread `%me` of a team of `%all`, which makes the `call` if `%some`, as `share` says."""
-    loads = []
-    for number in range(count):
-        loads.append(f"  %p{number} = getelementptr ptr, ptr %context, i64 {number}")
-        loads.append(f"  %b{number} = load ptr, ptr %p{number}, align 8")
-    return "\n".join(
-        (
-            f"define internal void @{name}.team{index}(ptr %context) #0 {{",
-            "entry:",
-            "  %me32 = call i32 @omp_get_thread_num()",
-            "  %all32 = call i32 @omp_get_num_threads()",
-            "  %me = zext i32 %me32 to i64",
-            "  %all = zext i32 %all32 to i64",
-            *share,
-            "  br i1 %some, label %work, label %done",
-            "work:",
-            *loads,
-            f"  call void {call}",
-            "  br label %done",
-            "done:",
-            "  ret void",
-            "}",
-        )
     )
 
 
 def _entry(function: LoopFunction, buffers: Sequence[Buffer], calls: Sequence[str]) -> tuple[str, int]:
     """The exported function, which loads the buffers' addresses and runs the statements in order."""
+    sizes = "".join(f", i64 %size{number}" for number in range(len(function.symbols)))
+    slots = len(function.symbols) + 1 if function.symbols else 0  # and an extent
     lines = [
-        f"define i32 @{function.name}(ptr %buffers, i32 %threads) #0 {{",
+        f"define i32 @{function.name}(ptr %buffers, i32 %threads{sizes}) #0 {{",
         "entry:",
         "  %single = icmp sle i32 %threads, 1",
-        f"  %context = alloca [{len(buffers)} x ptr], align 8",
+        f"  %context = alloca [{len(buffers) + slots} x ptr], align 8",
     ]
     inner = len(function.params)
     if function.workspace:
@@ -259,4 +225,7 @@ def _entry(function: LoopFunction, buffers: Sequence[Buffer], calls: Sequence[st
             offset += -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
         lines.append(f"  %c{number} = getelementptr ptr, ptr %context, i64 {number}")
         lines.append(f"  store ptr %b{number}, ptr %c{number}, align 8")
+    for number in range(len(function.symbols)):
+        lines.append(f"  %c.size{number} = getelementptr ptr, ptr %context, i64 {len(buffers) + number}")
+        lines.append(f"  store i64 %size{number}, ptr %c.size{number}, align 8")
     return "\n".join([*lines, *calls, "  ret i32 0", "}"]), offset

@@ -2,6 +2,7 @@
 
 from retune.compiler.codegen.intrinsics import FLOAT32
 from retune.compiler.core.dtype import item_bytes
+from retune.compiler.ir.dims import Dim
 from retune.compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Load
 from retune.compiler.ir.stmt import Allocate, Block, For, If, Let, LoopKind, Stmt, Store
 from retune.compiler.ir.visit import children
@@ -19,9 +20,18 @@ _SIMPLE = frozenset({"sqrt", "rsqrt", "floor", "ceil", "round", "trunc", "abs", 
 """Functions of a few instructions."""
 
 
+_USUAL_EXTENT = 64
+"""Iterations of a loop with a symbolic extent that an estimate counts."""
+
+
 def is_worth_threads(loop: For, vector_bytes: int) -> bool:
     """Whether two threads finish a loop earlier than a single thread, including the cost of handing over its share."""
     return cycles_of(loop, vector_bytes) >= 2 * _FORK_CYCLES
+
+
+def least_iterations(loop: For, vector_bytes: int) -> int:
+    """The number of iterations from which on a loop is worth threads."""
+    return max(2, int(2 * _FORK_CYCLES / max(1.0, cycles_of(loop.body, vector_bytes))))
 
 
 def cycles_of(stmt: Stmt, vector_bytes: int) -> float:
@@ -31,7 +41,8 @@ def cycles_of(stmt: Stmt, vector_bytes: int) -> float:
             lanes = max(1, vector_bytes // item_bytes(buffer.dtype))
             return -(-stmt.extent // lanes) * _cycles_of_store(store, lanes)
         case For():
-            return stmt.extent * cycles_of(stmt.body, vector_bytes)
+            extent = _USUAL_EXTENT if isinstance(stmt.extent, Dim) else stmt.extent
+            return extent * cycles_of(stmt.body, vector_bytes)
         case Let() | If() | Allocate():
             return cycles_of(stmt.body, vector_bytes)
         case Block():

@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from retune.compiler.codegen.backend import default_steps_of
-from retune.compiler.codegen.build import build_kernel, kernel_source
+from retune.compiler.codegen.build import build_kernel, build_symbolic_kernel, kernel_source
 from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of, hardware_of_gpu, target_on
+from retune.compiler.lower.symbolic import Unsupported
 from retune.compiler.runtime.cuda.driver import driver
 from retune.compiler.runtime.cuda.function import CudaFunction
 from retune.compiler.runtime.function import KernelFunction
@@ -17,7 +18,7 @@ from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.te.tensor import Tensor
 
-__all__ = ["Program", "build", "build_kernel", "kernel_source"]
+__all__ = ["Program", "build", "build_kernel", "build_symbolic", "kernel_source"]
 
 
 class Program(Protocol):
@@ -51,6 +52,19 @@ def build(
     elif not isinstance(steps, Sequence):
         steps = [step for step in steps.steps if isinstance(step, Step)]
     return _LOADERS[what.target.kind](what, steps, name)
+
+
+def build_symbolic(
+    tensors: Sequence[Tensor], name: str = "kernel", target: Target | None = None
+) -> KernelFunction | Unsupported:
+    """A function of arrays for all values of the symbols in the shapes of `tensors`, inputs and outputs, compiled once
+    for this machine; or why there is none.
+
+    Raises: as `build_symbolic_kernel`.
+    """
+    chosen = target or Target.host()
+    kernel = build_symbolic_kernel(tensors, name, chosen, hardware_of(chosen, 1))
+    return kernel if isinstance(kernel, Unsupported) else KernelFunction(load_kernels([kernel])[name])
 
 
 def _load_on_cpu(task: SearchTask, steps: Sequence[Step], name: str) -> KernelFunction:

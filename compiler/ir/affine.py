@@ -11,7 +11,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Buffer, Const, Expr, Var
+from retune.compiler.ir.dims import Dim
+from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Buffer, Const, Expr, Var, dim_expr
 from retune.compiler.ir.visit import uses
 
 Number = int | np.ndarray
@@ -150,13 +151,20 @@ def affine(expr: Expr) -> IndexForm:
 
 
 def flat_index(shape: Sequence[int], indices: Sequence[Expr]) -> IndexForm:
-    """The row-major position of an element, in elements."""
+    """The row-major position of an element, in elements. A product with a symbolic stride is an atom."""
     total: IndexForm = Affine()
     stride = 1
     for extent, index in zip(reversed(shape), reversed(indices), strict=True):
-        total = total.plus(affine(index), stride)
+        form = affine(index)
+        total = total.plus(_strided(form, stride)) if isinstance(stride, Dim) else total.plus(form, stride)
         stride *= extent
     return total
+
+
+def _strided(form: IndexForm, stride: Dim) -> IndexForm:
+    size = dim_expr(stride)
+    terms: dict[Expr, int] = {atom * size: coefficient for atom, coefficient in form.terms.items()}
+    return Affine(0, terms | ({size: form.const} if form.const else {}))
 
 
 def stride_of(buffer: Buffer, indices: Sequence[Expr], var: Var) -> int | None:

@@ -81,6 +81,10 @@ class Dim(_Integer):
     def symbol(cls, name: str) -> "Dim":
         return cls({(name,): 1})
 
+    def value(self, numbers: Mapping[str, int]) -> int:
+        """As `substitute`."""
+        return substitute(self, numbers)
+
     @property
     def symbols(self) -> frozenset[str]:
         symbols: set[str] = set()
@@ -187,6 +191,11 @@ class Dim(_Integer):
 def is_integer(value: object) -> TypeGuard[int]:
     """Whether it is an int of Python or NumPy, or a `Dim`."""
     return isinstance(value, int | Dim | np.integer)
+
+
+def is_certain(value: int) -> bool:
+    """Whether `value` is positive for all values of its symbols, as far as intervals show it."""
+    return _bounds(value)[0] > 0
 
 
 def whole(item: SupportsInt) -> int:

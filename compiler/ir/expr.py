@@ -26,6 +26,7 @@ import numpy as np
 from retune.compiler.core.dtype import NARROW, arithmetic_type, finite_limit, item_bytes, number_type, promoted
 from retune.compiler.core.dtype import is_float as is_float
 from retune.compiler.core.errors import DefinitionError
+from retune.compiler.ir.dims import Dim
 from retune.compiler.ir.operators import BITWISE, BOOL_MEANING, FOLD, SHIFTS, SYMBOLS, wrap_integer
 from retune.compiler.ir.operators import BOOL as BOOL
 from retune.compiler.ir.operators import COMPARISONS as COMPARISONS
@@ -274,7 +275,26 @@ def as_expr(value: Operand, dtype: str | None = None) -> Expr:
         return value
     if isinstance(value, (bool, int, float, np.generic)):
         return const(value.item() if isinstance(value, np.generic) else value, dtype)
+    if isinstance(value, Dim):
+        return cast(dtype or INDEX, dim_expr(value))
     raise DefinitionError(f"{value!r} is neither an expression nor a number")
+
+
+def dim_expr(value: int) -> Expr:
+    """A dimension as an index: each symbol is the variable of its name."""
+    if not isinstance(value, Dim):
+        return const(value)
+    total: Expr = const(0)
+    for monomial, factor in value.terms.items():
+        product: Expr = const(factor)
+        for atom in monomial:
+            if isinstance(atom, str):
+                product = product * Var(atom)
+            else:
+                op = BinaryOp.FLOORDIV if atom.op == "//" else BinaryOp.FLOORMOD
+                product = product * binary(op, dim_expr(atom.numerator), dim_expr(atom.denominator))
+        total = total + product
+    return total
 
 
 def promote(lhs: Operand, rhs: Operand) -> tuple[Expr, Expr]:

@@ -19,6 +19,7 @@ from enum import StrEnum
 
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.core.packing import Packing
+from retune.compiler.ir.dims import Dim
 from retune.compiler.ir.expr import Buffer, Const, Expr, Var
 from retune.compiler.ir.interval import Ranges
 from retune.compiler.ir.tensor_core import TensorStmt
@@ -48,12 +49,14 @@ THREAD_KINDS = (LoopKind.THREAD_X, LoopKind.THREAD_Y, LoopKind.THREAD_Z)
 """Loops whose iterations run in the threads of a block."""
 
 
+MOST_ITERATIONS = 1 << 31
+"""No symbolic extent is larger."""
 _FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """`body` for every value of `var` in 0 .. extent-1."""
+    """`body` for every value of `var` in 0 .. extent-1; a symbolic extent may be 0."""
 
     var: Var
     extent: int
@@ -156,10 +159,13 @@ class LoopFunction:
     """How inputs are packed, by name."""
     pipelines: tuple[tuple[str, int], ...] = ()
     """Iterations of a loop whose copies into shared memory are in flight at once, by the name of its variable."""
+    symbols: tuple[str, ...] = ()
+    """The variables of symbolic extents, whose values callers pass."""
 
     def __str__(self) -> str:
         params = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in self.params)
-        lines = [f"def {self.name}({params}):"]
+        sizes = "".join(f", {name}: int64" for name in self.symbols)
+        lines = [f"def {self.name}({params}{sizes}):"]
         lines.extend(f"  workspace {b.name}: {b.dtype}{list(b.shape)}" for b in self.workspace)
         lines.extend(f"  packed {name}: {packing}" for name, packing in self.packings)
         return "\n".join([*lines, *lines_of(self.body, 1)])
@@ -236,7 +242,7 @@ def range_of(stmt: For | Let) -> tuple[int, int]:
     # A literal has one value, whatever extent the `let` names.
     if isinstance(stmt, Let) and isinstance(stmt.value, Const):
         return int(stmt.value.value), int(stmt.value.value)
-    return 0, stmt.extent - 1
+    return 0, MOST_ITERATIONS - 1 if isinstance(stmt.extent, Dim) else stmt.extent - 1
 
 
 def ranges_inside(stmt: Stmt, ranges: Ranges) -> Ranges:

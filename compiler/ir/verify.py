@@ -10,10 +10,12 @@ may be empty; registers are accessed within their buffer whatever the variables;
 
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.affine import flat_index
-from retune.compiler.ir.expr import BOOL, Buffer, Dot, Expr, Load, Var
+from retune.compiler.ir.dims import Dim
+from retune.compiler.ir.expr import BOOL, Buffer, Dot, Expr, Load, Var, dim_expr
 from retune.compiler.ir.interval import Ranges, limits
 from retune.compiler.ir.stmt import (
     LEAVES,
+    MOST_ITERATIONS,
     Allocate,
     Block,
     For,
@@ -43,7 +45,8 @@ def verify(function: LoopFunction, after: str, outer: Ranges | None = None) -> N
         for name in names:
             _demand(names.count(name) == 1, f"two buffers are called {name}")
         readable = frozenset((*function.params, *function.workspace))
-        _Checker(frozenset(function.params[:inputs])).statement(function.body, outer or {}, readable)
+        bound = {**(outer or {}), **{Var(name): (0, MOST_ITERATIONS - 1) for name in function.symbols}}
+        _Checker(frozenset(function.params[:inputs])).statement(function.body, bound, readable)
     except _BrokenRuleError as broken:
         raise LoweringError(f"{function.name}, after {after}: {broken}") from None
 
@@ -75,8 +78,14 @@ class _Checker:
             case For() | Let():
                 # Variables are equal by name: a substitution would not tell two bindings on one path apart.
                 _demand(stmt.var not in bound, f"{stmt.var} is bound inside a loop or let that binds it")
-                _demand(stmt.extent > 0, f"the extent {stmt.extent} of {stmt.var} is not positive")
-                self.statement(stmt.body, {**bound, stmt.var: (0, stmt.extent - 1)}, buffers)
+                _demand(
+                    isinstance(stmt.extent, Dim) or stmt.extent > 0,
+                    f"the extent {stmt.extent} of {stmt.var} is not positive",
+                )
+                if isinstance(stmt.extent, Dim):
+                    self.expression(dim_expr(stmt.extent), bound, buffers)
+                last = MOST_ITERATIONS - 1 if isinstance(stmt.extent, Dim) else stmt.extent - 1
+                self.statement(stmt.body, {**bound, stmt.var: (0, last)}, buffers)
             case If():
                 _demand(stmt.condition.dtype == BOOL, f"the condition {stmt.condition} is a {stmt.condition.dtype}")
                 self.statement(stmt.body, bound, buffers)

@@ -71,7 +71,7 @@ def address_of(kernel: str, spec: ArgSpec, buffer: Buffer) -> int:
             raise ArtifactError(f"{where}: the array is not contiguous; copy it first")
         if spec.is_output and not buffer.flags.writeable:
             raise ArtifactError(f"{where}: the array is read-only, and the kernel writes to it")
-        address = buffer.ctypes.data
+        address = buffer.ctypes.data if buffer.size else ALIGNMENT  # nothing is accessed there
     if address <= 0 or address % ALIGNMENT:
         raise ArtifactError(f"{where}: address {address:#x} is not a multiple of {ALIGNMENT}; use aligned_array")
     return address

@@ -4,7 +4,9 @@ It is frozen and picklable and has no handle into LLVM or the operating system; 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from retune.compiler.core.dtype import Array as Array
 from retune.compiler.core.dtype import item_bytes
@@ -14,6 +16,9 @@ from retune.compiler.core.packing import Packing
 # A cache line of x86, and the width of an AVX-512 register: no aligned vector crosses a line.
 ALIGNMENT = 64
 """Every buffer handed to a kernel starts at a multiple of this many bytes."""
+
+MOST_SIZE = 1 << 31
+"""Extents are smaller: products of two of them are numbers of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,8 @@ class DeviceCode:
 class KernelArtifact:
     """Object code of one kernel and its buffers. For a GPU, `device` says how to run it; the following is about CPUs.
 
-    The C symbol is `int32_t NAME(void** buffers, int32_t num_threads)`. `buffers` holds the addresses of `args` in
+    The C symbol is `int32_t NAME(void** buffers, int32_t num_threads, int64_t size …)`, with the values of `symbols`,
+    on which shapes of `args` may depend; most kernels have none. `buffers` holds the addresses of `args` in
     order (inputs, then outputs), then a workspace of `workspace_bytes` (null if that is 0). 0 = success. `calls` are
     the registered functions that it calls, which the loading process must have.
     """
@@ -119,6 +125,36 @@ class KernelArtifact:
     target: str
     calls: tuple[ExternCall, ...] = ()
     device: DeviceCode | None = None
+    symbols: tuple[str, ...] = ()
+
+    def at(self, sizes: Mapping[str, int]) -> "KernelArtifact":
+        """The kernel with the shapes of its buffers for these values of its symbols.
+
+        Raises: ArtifactError when a value is missing, no symbol's, or out of range.
+        """
+        if not self.symbols and not sizes:
+            return self
+        if sorted(sizes) != sorted(self.symbols):
+            raise ArtifactError(f"kernel {self.name} needs values of {list(self.symbols)}; given are {dict(sizes)}")
+        for name, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < MOST_SIZE:
+                raise ArtifactError(f"kernel {self.name}: {name} is {size!r:.80}; it is an integer from 0 to 2**31 - 1")
+        shapes = [tuple(_number(extent, sizes) for extent in arg.shape) for arg in self.args]
+        for arg, shape in zip(self.args, shapes, strict=True):
+            if min(shape, default=0) < 0 or max(shape, default=0) >= MOST_SIZE:
+                raise ArtifactError(f"kernel {self.name}, argument {arg.name}: no array has the shape {list(shape)}")
+        args = (replace(arg, shape=shape) for arg, shape in zip(self.args, shapes, strict=True))
+        return replace(self, args=tuple(args))
+
+    def sizes_of(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+        """The values of the symbols that are extents of arguments by themselves, from the first arguments' shapes."""
+        sizes: dict[str, int] = {}
+        for arg, shape in zip(self.args, shapes, strict=False):
+            if len(shape) == len(arg.shape):
+                pairs = zip(arg.shape, shape, strict=True)
+                known = ((str(extent), size) for extent, size in pairs)
+                sizes |= {name: size for name, size in known if name in self.symbols and name not in sizes}
+        return sizes
 
     @property
     def inputs(self) -> tuple[ArgSpec, ...]:
@@ -127,6 +163,12 @@ class KernelArtifact:
     @property
     def outputs(self) -> tuple[ArgSpec, ...]:
         return tuple(arg for arg in self.args if arg.is_output)
+
+
+def _number(extent: Any, sizes: Mapping[str, int]) -> int:
+    """An extent, or the value of a symbolic one; its class is of the compiler, which a process that runs code lacks."""
+    number: int = extent if isinstance(extent, int) else extent.value(sizes)
+    return number
 
 
 def entry_symbol(name: str) -> str:

@@ -1,5 +1,6 @@
 """A loaded kernel as a function of arrays."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -49,8 +50,9 @@ class KernelFunction(TimedFunctions):
             raise AttributeError(f"this is the function {self.entry_name!r}; there is no {name!r}")
         return self
 
-    def __call__(self, *arrays: AnyArray, threads: int | None = None) -> None:
+    def __call__(self, *arrays: AnyArray, threads: int | None = None, sizes: Mapping[str, int] | None = None) -> None:
         """Run the kernel on `threads` threads, by default all cores or as RETUNE_NUM_THREADS or OMP_NUM_THREADS say.
+        `sizes` are values of its symbols; those that are extents of an argument need not be given.
 
         Raises: ArtifactError naming the invalid argument.
         """
@@ -58,6 +60,9 @@ class KernelFunction(TimedFunctions):
         name = artifact.name
         check_count(name, self.args, len(arrays))
         passed = [_as_numpy(name, spec, array) for spec, array in zip(self.args, arrays, strict=True)]
+        if artifact.symbols:
+            sizes = artifact.sizes_of([array.shape for array in passed]) | dict(sizes or {})
+            artifact = artifact.at(sizes)
         count = len(artifact.inputs)
         usable = [_usable(name, spec, array) for spec, array in zip(artifact.inputs, passed, strict=False)]
         usable += [  # `Kernel.bind` rejects read-only arrays
@@ -67,10 +72,10 @@ class KernelFunction(TimedFunctions):
         if threads is None:
             # Read once: querying the environment and the affinity mask costs more than a small kernel.
             threads = self._threads = self._threads or config.thread_count(config.usable_cores())
-        bound = self.kernel.bind(usable, threads)
-        for spec, array in zip(self.args, usable, strict=True):
+        bound = self.kernel.bind(usable, threads, sizes)
+        for spec, array in zip(artifact.args, usable, strict=True):
             check_shape(name, spec, array)
-        run = KernelSequence([bound]) if threads > 1 and bound.is_parallel else bound
+        run = KernelSequence([bound]) if threads > 1 and bound.is_parallel and not artifact.symbols else bound
         run()
         for array, copy in zip(passed[count:], usable[count:], strict=True):
             if copy is not array:
@@ -83,14 +88,17 @@ class KernelFunction(TimedFunctions):
         """
         artifact = self.kernel.artifact
         check_count(artifact.name, artifact.inputs, len(inputs))
+        if artifact.symbols:
+            sizes = artifact.sizes_of([np.shape(array) for array in inputs])
+            artifact = artifact.at({name: sizes.get(name, 0) for name in artifact.symbols})
         return [_prepared(artifact.name, spec, array) for spec, array in zip(artifact.inputs, inputs, strict=True)]
 
-    def outputs(self) -> list[Array]:
-        """New arrays for the outputs, filled with zeros.
+    def outputs(self, sizes: Mapping[str, int] | None = None) -> list[Array]:
+        """New arrays for the outputs, filled with zeros; `sizes` are the values of the kernel's symbols.
 
-        Raises: ArtifactError when there is no memory for them.
+        Raises: ArtifactError when there is no memory for them, or a size is missing.
         """
-        arrays = [aligned_array(spec.shape, spec.dtype) for spec in self.kernel.artifact.outputs]
+        arrays = [aligned_array(spec.shape, spec.dtype) for spec in self.kernel.artifact.at(sizes or {}).outputs]
         for array in arrays:
             array.fill(0)
         return arrays

@@ -23,7 +23,6 @@ from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.ffi.callback import CallErrors, make_callback
 from retune.compiler.runtime.threads.openmp import openmp_runtime
 
-_ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
 _SERIAL = itertools.count()
 # 64 x 10 KB at most, at 3 ms / 64 = 0.05 ms per library.
 _LIBRARIES_PER_LINKER = 64
@@ -37,17 +36,29 @@ _MACHINE = slice(18, 20)
 """Bytes of an object file's header with its machine (instruction set)."""
 
 
+@lru_cache
+def _entry(symbols: int) -> "type[ctypes._CFunctionType]":
+    """The type of a kernel's entry, which takes as many sizes as the kernel has symbols."""
+    return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, *(ctypes.c_int64,) * symbols)
+
+
 class BoundKernel:
     """A kernel with its buffers and thread count: call it without arguments. The interpreter lock is released during
     the call, except in callbacks.
     """
 
-    __slots__ = ("_array", "_function", "_keep", "_kernel", "_pointers", "_threads")
+    __slots__ = ("_array", "_function", "_keep", "_kernel", "_pointers", "_sizes", "_threads")
 
     def __init__(
-        self, kernel: "Kernel", pointers: "ctypes.Array[ctypes.c_void_p]", threads: int, keep: Sequence[object]
+        self,
+        kernel: "Kernel",
+        pointers: "ctypes.Array[ctypes.c_void_p]",
+        threads: int,
+        keep: Sequence[object],
+        sizes: Sequence[int] = (),
     ) -> None:
         self._kernel = kernel
+        self._sizes = tuple(sizes)
         # ctypes objects are made once: converting arguments would cost more than a small kernel takes.
         self._function = kernel.function
         self._array = pointers
@@ -60,7 +71,7 @@ class BoundKernel:
 
         Raises: ArtifactError when the kernel returns another code than 0; exceptions of functions that it calls.
         """
-        if code := self._function(self._pointers, self._threads):
+        if code := self._function(self._pointers, self._threads, *self._sizes):
             self.fail(code)
 
     @property
@@ -79,7 +90,12 @@ class BoundKernel:
 
     @property
     def row(self) -> tuple[int, int, int]:
-        """Address of the kernel, address of its buffers' addresses, number of threads."""
+        """Address of the kernel, address of its buffers' addresses, number of threads.
+
+        Raises: ArtifactError for a kernel with symbols, whose sizes have no place there.
+        """
+        if self._sizes:
+            raise ArtifactError(f"kernel {self._kernel.artifact.name} takes sizes, so it is called alone")
         address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
         return address, ctypes.addressof(self._array), self._threads.value
 
@@ -144,13 +160,14 @@ class Kernel:
         self._callbacks = [make_callback(artifact.name, call, self.errors) for call in artifact.calls]
         callbacks = {call.symbol: call.address for call in self._callbacks}
         self._library = _link(artifact, callbacks) if library is None else library
-        self.function = _ENTRY(self._library[artifact.name])
+        self.function = _entry(len(artifact.symbols))(self._library[artifact.name])
 
     def __reduce__(self) -> NoReturn:
         raise ArtifactError(f"kernel {self.artifact.name} is loaded code, which cannot be copied or pickled")
 
-    def bind(self, buffers: Sequence[Buffer], threads: int) -> BoundKernel:
-        """Fix the arguments of coming calls: one buffer per argument, then optionally the workspace.
+    def bind(self, buffers: Sequence[Buffer], threads: int, sizes: Mapping[str, int] | None = None) -> BoundKernel:
+        """Fix the arguments of coming calls: one buffer per argument, then optionally the workspace; `sizes` are the
+        values of the kernel's symbols.
 
         Arrays must be contiguous, 64-byte aligned, and of the argument's dtype and number of elements (packed arguments
         take the packed elements); written arrays must be writable and share no memory with others. Without a workspace
@@ -158,7 +175,8 @@ class Kernel:
 
         Raises: ArtifactError when a buffer does not fit, or there is no memory for the workspace.
         """
-        name, specs = self.artifact.name, self.artifact.args
+        sizes = sizes or {}
+        name, specs = self.artifact.name, self.artifact.at(sizes).args
         check_count(name, specs, len(buffers), workspace=True)
         threads = check_threads(name, threads)
         addresses = [address_of(name, spec, buffer) for spec, buffer in zip(specs, buffers, strict=False)]
@@ -166,7 +184,8 @@ class Kernel:
         workspace: Buffer = buffers[-1] if len(buffers) > len(specs) else self._workspace()
         addresses.append(workspace if isinstance(workspace, int) else workspace.ctypes.data)
         pointers = (ctypes.c_void_p * len(addresses))(*addresses)
-        return BoundKernel(self, pointers, threads, (*buffers[: len(specs)], workspace))
+        values = [sizes[symbol] for symbol in self.artifact.symbols]
+        return BoundKernel(self, pointers, threads, (*buffers[: len(specs)], workspace), values)
 
     def _workspace(self) -> Buffer:
         size = self.artifact.workspace_bytes

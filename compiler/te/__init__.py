@@ -19,6 +19,7 @@
 | `te.comm_reducer(join, identity)` | a custom reduction of one value, or of a tuple of values |
 | `te.extern(…)` | a stage that calls a registered function |
 | `te.scan(init, update, state)` | a recurrence, computed step by step |
+| `te.symbol(name)` as an extent or a number | an integer of at least 0 that is known when the kernel runs |
 
 Arithmetic of the element types:
 
@@ -117,6 +118,7 @@ from retune.compiler.te.prim_func import PrimFunc, create_prim_func
 from retune.compiler.te.reducers import Reducer, argmax, argmin, comm_reducer, max, min, prod, sum
 from retune.compiler.te.reduction import Axis, AxisKind, Combiner, Reduce, Values, largest, smallest
 from retune.compiler.te.scan import scan
+from retune.compiler.te.symbols import instantiate, symbol
 from retune.compiler.te.tensor import (
     ComputeOp,
     ExternOp,
@@ -134,9 +136,9 @@ __all__ = [
     "argmax", "argmin", "asin", "asinh", "atan", "atan2", "atanh", "bits", "call_packed", "cast", "ceil", "ceildiv",
     "clz", "comm_reducer", "compute", "const", "copysign", "cos", "cosh", "create_prim_func", "div", "equal", "erf",
     "exp", "exp2", "exp10", "expm1", "extern", "floor", "floordiv", "floormod", "fmod", "hypot", "if_then_else",
-    "indexdiv", "indexmod", "isfinite", "isinf", "isnan", "largest", "log", "log1p", "log2", "log10", "logaddexp",
-    "logical_and", "logical_not", "logical_or", "max", "max_value", "maximum", "min", "min_value", "minimum",
-    "multiply", "nearbyint", "nextafter", "not_equal", "placeholder", "popcount", "pow", "power", "prod",
+    "indexdiv", "indexmod", "instantiate", "isfinite", "isinf", "isnan", "largest", "log", "log1p", "log2", "log10",
+    "logaddexp", "logical_and", "logical_not", "logical_or", "max", "max_value", "maximum", "min", "min_value",
+    "minimum", "multiply", "nearbyint", "nextafter", "not_equal", "placeholder", "popcount", "pow", "power", "prod",
     "reduce_axis", "round", "rsqrt", "scan", "select", "sigmoid", "sin", "sinh", "smallest", "sqrt", "subtract", "sum",
-    "tag_scope", "tan", "tanh", "trunc", "truncdiv", "truncmod",
+    "symbol", "tag_scope", "tan", "tanh", "trunc", "truncdiv", "truncmod",
 ]  # fmt: skip

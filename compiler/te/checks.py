@@ -15,6 +15,7 @@ import numpy as np
 from retune.compiler.core.dtype import NARROW
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.affine import IndexForm, affine
+from retune.compiler.ir.dims import Dim, is_certain
 from retune.compiler.ir.expr import BOOL, Binary, BinaryOp, Const, Expr, Operand, Select, Var, as_expr, is_float, widen
 from retune.compiler.ir.visit import children, walk
 from retune.compiler.te.evaluate import value_over
@@ -49,9 +50,13 @@ def checked_dtype(where: str, dtype: object) -> str:
 
 
 def checked_shape(name: str, shape: Sequence[int], dtype: str = BOOL) -> tuple[int, ...]:
-    """Extents: integers of at least 1, whose elements of `dtype` can be counted in bytes."""
+    """Extents: integers of at least 1, whose elements of `dtype` can be counted in bytes, or dimensions."""
     if not isinstance(shape, Sequence) or isinstance(shape, (str, bytes)):
         raise DefinitionError(f"{name}: the shape {shape!r} must be a list of integers")
+    if any(isinstance(extent, Dim) for extent in shape):
+        fixed = checked_shape(name, [extent for extent in shape if not isinstance(extent, Dim)], dtype)
+        numbers = iter(fixed)
+        return tuple(extent if isinstance(extent, Dim) else next(numbers) for extent in shape)
     # A bool is an int to Python, but no extent.
     if any(isinstance(extent, bool) or not isinstance(extent, (int, np.integer)) or extent < 1 for extent in shape):
         raise DefinitionError(f"{name}: the shape {tuple(shape)} must hold positive integers")
@@ -127,12 +132,16 @@ def real(where: str, value: Operand) -> Expr:
 def check_reads(name: str, body: Expr, *, complete: bool = False) -> None:
     """Refuse a read outside of its tensor where the range of the index is known: a sum of multiples of axes, such a sum
     divided, or any index of axes alone with few values. Below a lazy choice every read is allowed; unless the check is
-    `complete` also a read of earlier elements of an input, which may be the state of a scan.
+    `complete` also a read of earlier elements of an input, which may be the state of a scan. With symbolic extents
+    a sum of multiples of axes and symbols must be inside for all values of the symbols.
     """
     for read in _eager_reads(body):
         if not getattr(read.tensor.op, "index_checked", True):
             continue  # it is read in the layout it had before
         for dim, (index, extent) in enumerate(zip(read.indices, read.tensor.shape, strict=True)):
+            if _is_symbolic(index) or isinstance(extent, Dim):
+                _check_symbolic(name, f"index {dim} of {read}", affine(index), extent)
+                continue
             if dim == 0 and is_earlier(read) and not complete:
                 continue
             # Intervals first; an undecided index is evaluated at all points, if these are few.
@@ -159,6 +168,35 @@ def _eager_reads(expr: Expr) -> Iterator[TensorRead]:
     # Only the condition of a lazy choice is surely evaluated.
     for child in (expr.condition,) if isinstance(expr, Select) else children(expr):
         yield from _eager_reads(child)
+
+
+def _is_symbolic(index: Expr) -> bool:
+    """Whether an index depends on a symbol, whose name is an identifier, unlike that of the step of a scan."""
+    return any(
+        (isinstance(node, Var) and node.name.isidentifier())
+        or (isinstance(node, Axis) and isinstance(node.extent, Dim))
+        for node in walk(index)
+    )
+
+
+def _check_symbolic(name: str, what: str, form: IndexForm, extent: int) -> None:
+    """Refuse an index that is not proved to be inside of `extent`; an index that depends on data is trusted."""
+    low = high = form.const
+    for atom, coefficient in form.terms.items():
+        match atom:
+            case Axis():
+                last = coefficient * (atom.extent - 1)
+                low, high = (low, high + last) if coefficient > 0 else (low + last, high)
+            case Var():
+                value = coefficient * Dim.symbol(atom.name)
+                low, high = low + value, high + value
+            case _:
+                return
+    if not (is_certain(low + 1) and is_certain(extent - high)):
+        raise DefinitionError(
+            f"{name}: nothing shows that {what}, from {low} to {high}, is inside of 0 .. {extent - 1} for all values "
+            "of the symbols; choose with if_then_else where to read"
+        )
 
 
 def _range(expr: Expr) -> tuple[int, int] | None:

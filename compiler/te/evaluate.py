@@ -176,6 +176,8 @@ def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array], variabl
                 totals = [_Evaluator(op.name, values, {}, joined).value(result) for result in body.combiner.results]
             continue
         ufunc = _UFUNCS[body.combiner]
+        if not parts[0].size:  # a maximum of no elements has no identity in NumPy
+            continue
         part = ufunc.reduce(parts[0], axis=tuple(range(spatial, rank)), dtype=wide[0]) if inner else parts[0]
         totals = [ufunc(totals[0], part)]
     return totals
@@ -220,9 +222,13 @@ class _Evaluator:
     def _read(self, read: TensorRead) -> Array:
         source = self.values[read.tensor]
         indices = [self.value(index) for index in read.indices]
+        if self.guarded and not source.size:  # there is no element to clip to, and none is chosen
+            return np.zeros(np.broadcast_shapes(*(index.shape for index in indices)), source.dtype)
         for dim, (index, extent) in enumerate(zip(indices, source.shape, strict=True)):
             if self.guarded:
                 indices[dim] = np.clip(index, 0, extent - 1)
+            elif not index.size:
+                continue
             elif index.min() < 0 or index.max() >= extent:
                 raise DefinitionError(
                     f"{self.op_name}: index {dim} of {read} runs from {index.min()} to {index.max()}, "

@@ -68,7 +68,7 @@ def _lanes_independent(loop: For, masks: bool) -> bool:
                 continue
             case Allocate() | Shuffle() | For(kind=LoopKind.VECTOR | LoopKind.PARALLEL):
                 return False
-            case If() if uses(inner.condition, loop.var) and not (masks and _runs_under_mask(inner, loop.var)):
+            case If() if uses(inner.condition, loop.var) and not (masks and runs_under_mask(inner, loop.var)):
                 return False
             # Code generation keeps the value of a `let` in a scalar register.
             case Let() if uses(inner.value, loop.var):
@@ -81,7 +81,7 @@ def _lanes_independent(loop: For, masks: bool) -> bool:
     return True
 
 
-def _runs_under_mask(guard: If, var: Var) -> bool:
+def runs_under_mask(guard: If, var: Var) -> bool:
     """Whether a guard tests only indices, and its body accesses contiguous or fixed elements along `var`."""
     if has(Load, guard.condition):
         return False

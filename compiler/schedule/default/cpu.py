@@ -258,12 +258,14 @@ def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
     elif row_axis is not None:
         first = next(index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.REDUCTION)
         spatial = [index for index in spatial if index < first]
-    state, fused = _in_parallel(state, stage_id, spatial)
+    state, fused = _in_parallel(state, stage_id, spatial, hardware)
     return state if transposed is None or not fused else _copied(state, stage_id, transposed)
 
 
-def _in_parallel(state: State, stage_id: int, loops: Sequence[int]) -> tuple[State, int]:
-    """The outermost of the `loops` of a stage, fused and parallel; and their number, 0 for a single iteration."""
+def _in_parallel(state: State, stage_id: int, loops: Sequence[int], hardware: HardwareParams) -> tuple[State, int]:
+    """The outermost of the `loops` of a stage, fused and parallel; and their number, 0 for a single iteration, and
+    without cores, for a part of another parallel loop.
+    """
     stage = state.stages[stage_id]
     outer: list[int] = []
     total = 1
@@ -273,7 +275,7 @@ def _in_parallel(state: State, stage_id: int, loops: Sequence[int]) -> tuple[Sta
             break
         outer.append(index)
         total *= extent
-    if total == 1:
+    if total == 1 or not hardware.num_cores:
         return state, 0
     if len(outer) > 1:
         state = state.apply(Fuse(stage_id, tuple(outer)))
@@ -335,7 +337,7 @@ def _with_reader(state: State, stage_id: int, reader: int, row_axis: int, hardwa
     state = order_for_tile(state, reader, outer, inner)
     if not outer:
         return _annotated(state, stage_id, hardware)
-    state, fused = _in_parallel(state, reader, range(len(outer)))
+    state, fused = _in_parallel(state, reader, range(len(outer)), hardware)
     state = state.apply(ComputeAt(stage_id, reader, len(outer) - max(fused, 1)))
     named = {
         axis.name: own_axis.name

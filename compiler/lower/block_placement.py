@@ -1,0 +1,136 @@
+"""Puts the loops of a block in their place: loops over all blocks of a region, and absolute points in whole arrays.
+
+before: parallel j.0 in 2: for i in 8: … x[i, k] … y[i, j.0 * 16 + j.1] …
+after:  parallel t in 2 * (n // 8):
+          let i.0 = t % (n // 8) * 8;  let j.0 = t // (n // 8)
+          for i in 8: … x[i.0 + i, k] … y[i.0 + i, j.0 * 16 + j.1] …
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from retune.compiler.ir.expr import Buffer, Expr, Var, dim_expr
+from retune.compiler.ir.rewrite import allocate, redirect, rewrite, statements_of
+from retune.compiler.ir.stmt import For, If, Let, LoopFunction, LoopKind, Stmt, block
+from retune.compiler.ir.tensor_core import Exprs
+from retune.compiler.schedule.axis_classes import AxisClass, SymbolicProgram
+from retune.compiler.schedule.blocks import MARK, MOST, origin_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """Blocks of `size` points along a class: `count` of them, from point `start` on."""
+
+    known: AxisClass
+    size: int
+    count: int
+    start: int
+
+
+def regions_of(known: AxisClass, largest: int, ratio: int) -> Iterator[Region]:
+    """Regions that cover a class, each point once: full blocks, and for what is left smaller blocks, each `ratio` times
+    as small or a little more, down to single points.
+    """
+    assert known.extent is not None, "a parallel class has one extent"
+    size, remaining = largest, known.extent
+    while True:
+        yield Region(known, size, remaining // size, known.extent - remaining)
+        if size == 1:
+            return
+        # A power of two, as vectors and the parts of vectors are.
+        size, remaining = 1 << ((size // ratio or 1).bit_length() - 1), remaining % size
+
+
+def with_shapes(function: LoopFunction, shapes: Mapping[str, tuple[int, ...]]) -> LoopFunction:
+    """The kernel with other shapes of parameters, by name; packed parameters keep theirs."""
+    packed = dict(function.packings)
+    new = {param: replace(param, shape=shapes[param.name]) for param in function.params if param.name not in packed}
+    body = redirect(function.body, lambda buffer, at: (new[buffer], at) if buffer in new else None)
+    return replace(function, params=tuple(new.get(param, param) for param in function.params), body=body)
+
+
+def placed(part: LoopFunction, program: SymbolicProgram, *, has_strips: bool) -> tuple[For | None, Stmt]:
+    """The body of a block with absolute points in whole arrays, and if it `has_strips` the parallel loop around it."""
+    tops = statements_of(part.body)
+    alone = tops[0] if len(tops) == 1 and has_strips else None
+    strips = alone if isinstance(alone, For) and alone.kind is LoopKind.PARALLEL else None
+    body = rewrite(part.body, {For: _serial}) if strips is None else strips.body
+    local = {buffer: replace(buffer, scope="local") for buffer in part.workspace}
+    origins = _origins(part, program)
+
+    def absolute(buffer: Buffer, at: Exprs) -> tuple[Buffer, Exprs] | None:
+        if buffer in local:
+            return local[buffer], at
+        if buffer not in origins:
+            return None
+        return buffer, tuple(
+            index if origin is None else origin + index for origin, index in zip(origins[buffer], at, strict=True)
+        )
+
+    return strips, allocate(list(local.values()), redirect(body, absolute))
+
+
+def _serial(loop: For) -> Stmt | None:
+    return replace(loop, kind=LoopKind.SERIAL) if loop.kind is LoopKind.PARALLEL else None
+
+
+def _origins(part: LoopFunction, program: SymbolicProgram) -> dict[Buffer, tuple[Var | None, ...]]:
+    """What is added to each index of the parameters that blocks are a part of."""
+    packed, params = dict(part.packings), {param.name: param for param in part.params}
+    origins = {}
+    for tensor in program.tensors:
+        views = program.views(tensor)
+        if tensor.name not in packed and any(views):
+            origins[params[tensor.name]] = tuple(None if known is None else origin_of(known) for known in views)
+    return origins
+
+
+def in_turns(region: Region, body: Stmt, number: int) -> Stmt:
+    """The blocks of a region one after another."""
+    turn = Var(f"turn{MARK}{number}")
+    placed_body = Let(origin_of(region.known), _origin(region, turn), MOST, body)
+    return For(turn, region.count, LoopKind.SERIAL, placed_body)
+
+
+def in_parallel(
+    around: Sequence[Region], blocks: Sequence[tuple[Region, Stmt]], strips: For | None, number: int
+) -> For:
+    """All blocks in one parallel loop: for each block of the regions `around`, and each iteration of `strips`, the
+    `blocks` of all regions of one class.
+    """
+    counts = [region.count for region in around] + [sum(region.count for region, _ in blocks)]
+    total = prod(counts)
+    turn, index = Var(f"block{MARK}{number}"), Var(f"index{MARK}{number}")
+    bindings: list[tuple[Var, Expr, int]] = []
+    digit: Expr = turn
+    if strips is not None:
+        # Strips outside, so that a strip of a factor stays in the cache while it meets all rows.
+        bindings.append((strips.var, turn // dim_expr(total), strips.extent))
+        digit = turn % dim_expr(total)
+    bindings.append((index, digit % dim_expr(counts[-1]) if around else digit, MOST))
+    for position in range(len(around) - 1, -1, -1):
+        digit = digit // dim_expr(counts[position + 1])
+        own = digit % dim_expr(counts[position]) if position else digit
+        bindings.append((origin_of(around[position].known), _origin(around[position], own), MOST))
+    body = block(*_chosen(index, blocks))
+    for var, value, extent in reversed(bindings):
+        body = Let(var, value, extent, body)
+    return For(turn, total * (1 if strips is None else strips.extent), LoopKind.PARALLEL, body)
+
+
+def _chosen(index: Var, blocks: Sequence[tuple[Region, Stmt]]) -> Iterator[Stmt]:
+    """The block number `index` of all regions."""
+    before = 0
+    for region, body in blocks:
+        origin = _origin(region, index - dim_expr(before))
+        chosen: Stmt = Let(origin_of(region.known), origin, MOST, body)
+        if region is not blocks[0][0]:
+            chosen = If(dim_expr(before) <= index, chosen)
+        before = before + region.count
+        yield chosen if region is blocks[-1][0] else If(index < dim_expr(before), chosen)
+
+
+def _origin(region: Region, number: Expr) -> Expr:
+    """The first point of block `number` of a region."""
+    return number * region.size + dim_expr(region.start)

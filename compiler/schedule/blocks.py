@@ -1,0 +1,83 @@
+"""Blocks of symbolic programs: programs of fixed extents that compute a part of every result.
+
+A block computes a few neighbors along each parallel class of axes, from the class's *origin* on; along other classes it
+computes everything, with `MOST` iterations. Loops, schedules and passes see fixed extents, and logical indices.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from retune.compiler.ir.dims import Dim
+from retune.compiler.ir.expr import Expr, Var
+from retune.compiler.ir.stmt import MOST_ITERATIONS
+from retune.compiler.ir.visit import substitute, transform
+from retune.compiler.schedule.axis_classes import AxisClass, SymbolicProgram
+from retune.compiler.te.reduction import Axis
+from retune.compiler.te.symbols import rebuild
+from retune.compiler.te.tensor import ComputeOp, PlaceholderOp, Tensor, TensorRead
+
+MOST = MOST_ITERATIONS
+"""The extent of axes that are no part of a block: what is true of all their points is true of the first few, too."""
+MARK = "~"
+"""Between the name of an axis and the number of its class."""
+
+
+def origin_of(known: AxisClass) -> Var:
+    """The index of a block's first point along a class."""
+    return Var(f"origin{MARK}{known.number}")
+
+
+def stand_in(extent: int, numbers: dict[str, int]) -> int:
+    """A number for a symbolic extent of an array. No loop, and no other extent, has it, so no analysis takes two
+    dimensions for one by chance, and odd, so that none proves an alignment by it. `numbers` has those so far.
+    """
+    if not isinstance(extent, Dim):
+        return extent
+    return numbers.setdefault(str(extent), MOST + 2 * len(numbers) + 1)
+
+
+def block_of(program: SymbolicProgram, sizes: Mapping[AxisClass, int], numbers: dict[str, int]) -> list[Tensor]:
+    """The tensors of a block of `sizes` points along the parallel classes; `numbers` are for `stand_in`. Inputs have
+    their whole shapes, and are read relative to the origins where that is the same for all reads.
+    """
+
+    def rule_of(op: ComputeOp) -> Callable[[Expr], Expr | None]:
+        def rule(node: Expr) -> Expr | None:
+            known = program.class_of(op, node)
+            if not isinstance(node, Axis) or known is None:
+                return None
+            return Axis(f"{node.name}{MARK}{known.number}", sizes[known] if known.is_parallel else MOST, node.kind)
+
+        return rule
+
+    def shape_of(op: PlaceholderOp) -> tuple[int, ...]:
+        return tuple(stand_in(extent, numbers) for extent in op.shape)
+
+    return rebuild(program.tensors, shape_of, rule_of, partial(_shifted, program))
+
+
+def _shifted(program: SymbolicProgram, op: ComputeOp) -> Expr:
+    """The body with absolute points, origin + axis, except where reads are relative to the origin."""
+    relative: dict[Expr, Expr] = {}
+
+    def mark(node: Expr) -> Expr | None:
+        if not isinstance(node, TensorRead):
+            return None
+        indices = list(node.indices)
+        for dim, known in enumerate(program.views(node.tensor)):
+            index = indices[dim]
+            if known is not None and isinstance(index, Axis):
+                marked = Var(f"{index.name}{MARK}relative")
+                relative[marked], indices[dim] = index, marked
+        return TensorRead(node.tensor, tuple(indices))
+
+    marked = transform(op.body, mark)
+    parallel = [(axis, program.parallel_class(op, axis)) for axis in op.axes]
+    absolute: dict[Expr, Expr] = {axis: origin_of(known) + axis for axis, known in parallel if known is not None}
+    return substitute(substitute(marked, absolute), relative)
+
+
+def class_in(name: str, classes: Sequence[AxisClass]) -> AxisClass | None:
+    """The class in whose name a block's axis, or a loop over it, is called `name`."""
+    _, mark, number = name.partition(MARK)
+    return classes[int(number)] if mark and number.isdigit() else None

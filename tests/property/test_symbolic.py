@@ -1,0 +1,154 @@
+"""Kernels of programs with symbolic extents compute the definition for any sizes, 0 and 1 included."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from retune.compiler import te
+from retune.compiler.codegen.build import build_kernel, build_symbolic_kernel
+from retune.compiler.core.target import Target
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.ir.expr import Var
+from retune.compiler.ir.stmt import For, LoopKind, Stmt
+from retune.compiler.lower import symbolic, symbolic_loops
+from retune.compiler.lower.block_placement import Region, regions_of
+from retune.compiler.lower.symbolic import Unsupported
+from retune.compiler.schedule.axis_classes import AxisClass
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default.cpu import default_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.te.symbols import symbols_of
+from retune.compiler.te.tensor import PlaceholderOp
+from tests.support.property.symbolic_programs import (
+    PROGRAMS,
+    Program,
+    build,
+    check,
+    random_sizes,
+    random_symbolic_program,
+    run,
+)
+
+
+def _check_seed(seed: int, target: Target | None = None) -> None:
+    rng = np.random.default_rng(seed)
+    program = random_symbolic_program(rng)
+    artifact = build(program, target)
+    assert not isinstance(artifact, Unsupported), artifact
+    for number in range(6):
+        check(artifact, program, random_sizes(rng, program), rng, threads=1 + number % 2)
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_a_symbolic_kernel_computes_the_definition_for_any_sizes(seed: int) -> None:
+    _check_seed(seed)
+
+
+@pytest.mark.parametrize("seed", range(14, 22))
+def test_a_symbolic_kernel_without_masks_computes_the_definition(seed: int) -> None:
+    _check_seed(seed, Target("llvm -mcpu=x86-64-v2"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", range(20))
+def test_thousands_of_symbolic_kernels_compute_the_definition(batch: int) -> None:
+    for seed in range(1000 + 100 * batch, 1100 + 100 * batch):
+        _check_seed(seed)
+
+
+def test_the_random_programs_include_every_kind() -> None:
+    names = {random_symbolic_program(np.random.default_rng(seed))[-1].name for seed in range(60)}
+    assert {"y", "z", "joined", "biased", "masked"} <= names
+    assert len(PROGRAMS) == 7
+
+
+def _product(rows: int, depth: int = 24, columns: int = 70) -> Program:
+    x, w = te.placeholder((rows, depth), name="x"), te.placeholder((depth, columns), name="w")
+    k = te.reduce_axis(depth, "k")
+    attrs = {"layout_free_placeholders": (w,)}
+    y = te.compute((rows, columns), lambda i, j: te.sum(x[i, k] * w[k, j], k), "y", attrs)
+    return [x, w, te.compute((rows, columns), lambda i, j: te.maximum(y[i, j], 0.0), "z")]
+
+
+def test_points_that_no_block_covers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_last(known: AxisClass, largest: int, ratio: int) -> Iterator[Region]:
+        yield from list(regions_of(known, largest, ratio))[:-1]
+
+    monkeypatch.setattr(symbolic, "regions_of", without_last)
+    program, rng = _product(te.symbol("n")), np.random.default_rng(0)
+    artifact = build(program)
+    assert not isinstance(artifact, Unsupported)
+    with pytest.raises(AssertionError):
+        check(artifact, program, {"n": 33}, rng, threads=1)
+
+
+def test_terms_that_no_vector_covers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_tail(turn: Var, lanes: For, extent: int) -> Stmt:
+        return For(turn, extent // lanes.extent, LoopKind.SERIAL, lanes)
+
+    monkeypatch.setattr(symbolic_loops, "_in_turns", without_tail)
+    n, rng = te.symbol("n"), np.random.default_rng(0)
+    x, k = te.placeholder((3, n), name="x"), te.reduce_axis(n, "k")
+    program = [x, te.compute((3,), lambda i: te.sum(x[i, k], k), "y")]
+    artifact = build(program)
+    assert not isinstance(artifact, Unsupported)
+    check(artifact, program, {"n": 128}, rng, threads=1)
+    with pytest.raises(AssertionError):
+        check(artifact, program, {"n": 130}, rng, threads=1)
+
+
+def test_a_symbolic_product_has_the_bits_of_the_fixed_product() -> None:
+    program, rng = _product(te.symbol("n")), np.random.default_rng(3)
+    symbolic_kernel = build(program)
+    assert not isinstance(symbolic_kernel, Unsupported)
+    for rows in (1, 7, 40, 56):
+        tensors = te.instantiate(program, {"n": rows})
+        dag = ComputeDAG(tensors)
+        hardware = hardware_of(Target.host(), 2)
+        task = SearchTask("product", dag, Target.host(), hardware)
+        fixed = build_kernel(task, default_steps(dag, hardware), "kernel")
+        inputs = {
+            tensor: rng.random(tensor.shape, dtype="float32")
+            for tensor in tensors
+            if isinstance(tensor.op, PlaceholderOp)
+        }
+        (expected,) = run(fixed, tensors, inputs, {}, 1)
+        for threads in (1, 2):
+            (result,) = run(symbolic_kernel, tensors, inputs, {"n": rows}, threads)
+            assert result.tobytes() == expected.tobytes()
+
+
+def test_neighboring_symbols_are_one_axis_of_blocks() -> None:
+    batch, length = te.symbol("batch"), te.symbol("length")
+    x = te.placeholder((batch, length, 8), name="x")
+    y = te.compute((batch, length, 8), lambda b, i, j: x[b, i, j] * 2.0, "y")
+    kernel = symbolic.lower_symbolic([x, y], "kernel", hardware_of(Target.host(), 2))
+    assert not isinstance(kernel, Unsupported)
+    assert [str(param.shape[0]) for param in kernel.params] == ["batch*length", "batch*length"]
+    assert kernel.symbols == ("batch", "length")
+
+
+def test_a_program_that_is_not_taken_says_why() -> None:
+    n = te.symbol("n")
+    x, k = te.placeholder((n + 1, 5), name="x"), te.reduce_axis(5, "k")
+    total = te.compute((n + 1,), lambda i: te.sum(x[i, k], k), "total")
+    shorter = te.compute((n,), lambda i: te.exp(total[i]), "shorter")
+    kernel = build_symbolic_kernel([x, shorter], "kernel", Target.host(), hardware_of(Target.host(), 2))
+    assert isinstance(kernel, Unsupported)
+    assert kernel.reason == "kernel: the axis i runs over arrays of several extents"
+    x = te.placeholder((n,), name="x")
+    same = te.placeholder((n,), name="x")
+    both = te.compute((n,), lambda i: same[i] + x[i], "both")
+    kernel = build_symbolic_kernel([x, same, both], "kernel", Target.host(), hardware_of(Target.host(), 2))
+    assert isinstance(kernel, Unsupported)
+    assert "one name" in kernel.reason
+
+
+def test_every_family_of_programs_is_taken() -> None:
+    for family in PROGRAMS:
+        rng = np.random.default_rng(5)
+        program = family(rng)
+        while not symbols_of(program):
+            program = family(rng)
+        assert not isinstance(build(program), Unsupported), family.__name__
