@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
+from retune.compiler import te
 from retune.compiler.codegen.dot_instructions import dot_instructions
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
@@ -23,9 +24,14 @@ from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.lower.passes import flip_signedness
 from retune.compiler.model import RandomModel
+from retune.compiler.ops import OPS
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
+from tests.support.property.checks import checked
+from tests.support.property.graphs import full_inputs
 from tests.support.tiers import long_except
 
 _NEEDS = {"x86-64-v2": "sse4.2", "haswell": "avx2", "skylake-avx512": "avx512bw", "cascadelake": "avx512vnni"}
@@ -270,3 +276,36 @@ def test_a_wrong_correction_of_signs_is_found(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(flip_signedness._TURNED, "uint8", 127)
     with pytest.raises(AssertionError, match="schedules"):
         _check("llvm", range(0, 50, 8))
+
+
+_CONVOLVED: dict[str, Attribute] = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "layout": "NHWC"}
+_PHASES: dict[str, Attribute] = {"strides": (2, 2), "pads": (1, 1), "size": (5, 6), "layout": "NHWC", "pad_value": 7}
+_FORMS: tuple[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Attribute]], ...] = (
+    *(
+        (
+            "qconv2d",
+            (1, 7, 9, channels),
+            (*taps, channels),
+            {**_CONVOLVED, "strides": (stride, stride), "groups": channels, "pad_value": 7, "window": window},
+        )
+        for channels, taps, window, stride in (
+            (7, (4, 3), (3, 3), 1),
+            (33, (8, 5), (5, 5), 2),
+            (64, (8, 7), (7, 7), 1),
+            (24, (1, 4), (1, 3), 1),
+        )
+    ),
+    ("qconv_phases2d", (1, 5, 6, 8), (4, 4, 8, 19), _PHASES),
+    ("qbatch_matmul", (3, 9, 20), (3, 20, 37), {}),
+)
+
+
+@pytest.mark.parametrize("text", _TARGETS)
+def test_operators_of_bytes_stay_within_their_buffers(text: str) -> None:
+    target = Target(text)
+    for seed, (op, left, right, attrs) in enumerate(_FORMS):
+        operands = [te.placeholder(left, "uint8", "x"), te.placeholder(right, "int8", "w")]
+        constants = frozenset(operands[1:]) if op != "qbatch_matmul" else frozenset()
+        dag = ComputeDAG([*operands, OPS[op].tensor(operands, attrs, constants=constants)])
+        steps = default_steps(dag, hardware_of(target, 1))
+        checked(dag, steps, full_inputs(dag, seed), 2, [0.0], target=target)
