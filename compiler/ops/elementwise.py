@@ -46,16 +46,6 @@ def _broadcast(call: OpCall) -> Shape:
     return shape
 
 
-def rounded_sum(operands: Sequence[Operand], shape: Shape, dtype: str, name: str) -> Tensor:
-    """The sum of two operands of `dtype` or float32, computed in float32 and rounded once."""
-
-    def scalar(*i: Expr) -> Expr:
-        first, second = (te.cast("float32", element(operand, i, shape)) for operand in operands)
-        return te.cast(dtype, first + second)
-
-    return te.compute(shape, scalar, name=name)
-
-
 def _unary(
     name: str, scalar: Callable[[Expr], Expr], numpy: Callable[[Array], Array], meaning: str, *, reads: int = 1
 ) -> Op:

@@ -239,3 +239,29 @@ def test_a_bias_of_halves_is_added_in_the_kernel_of_the_product(dtype: str) -> N
             for case, shape in ((without, SHAPES[op]), (CASES[name], SHAPES[op]))
         )
         assert len(plain.report().kernels) == len(biased.report().kernels)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_what_follows_a_product_is_rounded_with_it(dtype: str) -> None:
+    half, step = HALVES[dtype]
+    kind = helper.np_dtype_to_tensor_dtype(half)
+    rng = np.random.default_rng(1)
+    # The scaled product is near 1000 and the bias near -1000: rounded before, the sum would have two digits at most.
+    x, w = (rng.integers(20, 36, shape).astype(half) for shape in ((8, 16), (16, 24)))
+    scale = np.asarray(0.078125, half)
+    bias = (-np.float64(scale) * 12500 + rng.standard_normal(24)).astype(half)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["product"]),
+        helper.make_node("Mul", ["product", "scale"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "bias"], ["sum"]),
+        helper.make_node("Sigmoid", ["sum"], ["gate"]),
+        helper.make_node("Mul", ["sum", "gate"], ["y"]),
+    ]
+    constants = [numpy_helper.from_array(array, name) for name, array in (("w", w), ("scale", scale), ("bias", bias))]
+    ends = [helper.make_tensor_value_info("x", kind, x.shape), helper.make_tensor_value_info("y", kind, (8, 24))]
+    graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], constants)
+    network = retune.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    sums = x.astype("float64") @ w.astype("float64") * np.float64(scale) + bias.astype("float64")
+    exact = sums / (1 + np.exp(-sums))
+    found = np.asarray(network(x=x)).astype("float64")
+    np.testing.assert_array_less(np.abs(found - exact), 1.02 * step / 2 * np.abs(exact) + 1e-4)

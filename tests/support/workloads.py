@@ -6,8 +6,8 @@ from retune.compiler import te
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Value
+from retune.compiler.graph.partition.express import express
 from retune.compiler.graph.partition.fuse import FusedOp
-from retune.compiler.graph.partition.partition import express
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops import winograd
 from retune.compiler.schedule.dag import ComputeDAG

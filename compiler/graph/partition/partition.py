@@ -11,24 +11,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from retune.compiler import te
-from retune.compiler.core.dtype import HALVES
 from retune.compiler.core.target import HardwareParams, Target
-from retune.compiler.graph.ir import Graph, Node
+from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition.alternatives import Rewrite
-from retune.compiler.graph.partition.attention import (
-    PRODUCTS,
-    is_attention,
-    join_attention,
-    rounded_weights,
-    with_wide_weights,
-)
+from retune.compiler.graph.partition.attention import PRODUCTS, is_attention, join_attention, with_wide_weights
+from retune.compiler.graph.partition.express import express, group_signature, unique
 from retune.compiler.graph.partition.fuse import FusedOp, Fusion, fuse
 from retune.compiler.graph.partition.join_producers import join_producers
-from retune.compiler.ir.expr import Const
-from retune.compiler.ops import OPS, FusionKind
-from retune.compiler.ops.elementwise import rounded_sum
-from retune.compiler.ops.op import Operand
+from retune.compiler.ops import FusionKind
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import inlined_by_default
 from retune.compiler.schedule.default.layout import LayoutRewriteOption
@@ -36,12 +26,9 @@ from retune.compiler.schedule.default.row_blocks import find_row_blocks
 from retune.compiler.schedule.default.shares import SMALL_SHARE, shares_of
 from retune.compiler.schedule.state import Inlined
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.te.tensor import ComputeOp, Tensor
+from retune.compiler.te.tensor import ComputeOp
 
 _CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", "qconv2d", "qconv3d", "qconv_phases2d")
-_SUMMED = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", *PRODUCTS)
-"""Operators that sum products and have a sum of another dtype than the operands'."""
-_MOVES = ("reshape", "slice", "transpose")
 _STRIDED = (*_CONVOLUTIONS, "max_pool2d", "avg_pool2d")
 # Names become file names in archives and symbols of libraries, with prefixes and suffixes: 255 bytes are the limit.
 _LONGEST = 96
@@ -172,7 +159,7 @@ def partition(
         key = dag.workload_key
         # Hash consing by workload key: equal layers are tuned once, and their weights add up.
         if key not in tasks:
-            name = _unique(_kernel_name(graph, group), names)
+            name = unique(_kernel_name(graph, group), names)
             tasks[key] = SearchTask(name, dag, target, hardware, layout=layout)
             kinds[key] = group.kind
             alternatives += _alternatives(graph, group, tasks[key], rewrites, names)
@@ -235,7 +222,7 @@ def _alternatives(
         variant = rewrite.variant(graph, group)
         if variant is not None:
             dag = express(variant.declare(graph), variant.group)
-            name = _unique(f"{rewrite.name}_{task.name}"[:_LONGEST], names)
+            name = unique(f"{rewrite.name}_{task.name}"[:_LONGEST], names)
             speedup = rewrite.speedup(graph, group, task.hardware)
             alternatives.append(Alternative(replace(task, name=name, dag=dag), task.workload_key, rewrite, speedup))
     return alternatives
@@ -263,129 +250,6 @@ def with_alternatives(graph: Graph, cut: Partition, chosen: Sequence[Alternative
 
 def _reduces(dag: ComputeDAG) -> bool:
     return any(isinstance(op, ComputeOp) and op.reduce_axes for op in dag.ops)
-
-
-def group_signature(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], str]:
-    """The group's operand values, in argument order, and a key: equal keys have the same tensor expressions."""
-    uses = [name for node in group.nodes for name in node.inputs]
-    numbers: dict[str, int] = {}
-    inputs, lines = [], []
-    for node in group.nodes:
-        words = []
-        for name in node.inputs:
-            value, literal = graph.values[name], _literal(graph, node, name)
-            if literal is not None:
-                words.append(f"{literal.value!r}: {value.dtype}{value.shape}")
-                continue
-            if name not in numbers:
-                numbers[name] = len(numbers)
-                inputs.append(name)
-            # The condition of `express` for a constant.
-            packs = name in graph.constants and uses.count(name) == 1
-            words.append(f"%{numbers[name]}: {value.dtype}{value.shape}{' constant' * packs}")
-        numbers[node.output] = len(numbers)
-        lines.append(f"{node.op}({', '.join(words)}) {sorted(node.attrs.items())}")
-    return tuple(inputs), "\n".join(lines)
-
-
-def express(graph: Graph, group: FusedOp) -> ComputeDAG:
-    """The group as tensor expressions. The arguments are those of `group_signature`.
-
-    Raises: DefinitionError when an operator is lowered in another layout only.
-    """
-    inside = {node.output for node in group.nodes}
-    uses = [name for node in group.nodes for name in node.inputs]
-    operands: dict[str, Operand] = {}
-    placeholders: dict[str, Tensor] = {}
-    known: set[Tensor] = set()
-    names: set[str] = set()
-    wide, narrowing = _float32_sums(graph, group), rounded_weights(group)
-    for node in group.nodes:
-        for name in node.inputs:
-            if name in operands or _literal(graph, node, name) is not None:
-                continue
-            value = graph.values[name]
-            tensor = te.placeholder(value.shape, value.dtype, f"p{len(placeholders)}")
-            placeholders[name] = operands[name] = tensor
-            # Only a constant with a single use in the group may be repacked: its layout then suits one access.
-            if name in graph.constants and uses.count(name) == 1:
-                known.add(tensor)
-        order, value = _ordered(node, inside), graph.values[node.output]
-        of_node = [_operand(graph, node, name, operands) for name in order]
-        if node is narrowing:  # the product reads float32
-            operands[node.output] = of_node[0]
-            continue
-        if node.op == "add" and order[0] in wide:
-            operands[node.output] = rounded_sum(of_node, value.shape, value.dtype, _unique(node.op, names))
-            continue
-        operands[node.output] = OPS[node.op].tensor(
-            of_node,
-            node.attrs,
-            name=_unique(node.op, names),
-            constants=frozenset(known),
-            types=[
-                replace(graph.values[name], dtype="float32") if name in wide else graph.values[name] for name in order
-            ],
-            out_dtype="float32" if node.op in _SUMMED and node.output in wide else "",
-        )
-    output = operands[group.output]
-    assert isinstance(output, Tensor)
-    return ComputeDAG([*placeholders.values(), output])
-
-
-def _float32_sums(graph: Graph, group: FusedOp) -> frozenset[str]:
-    """The products of halves that `group` adds a bias to or widens, and moves of a product before that. These values
-    stay float32, so that the result is rounded once, as ONNX's operators with a bias.
-    """
-    products = [node for node in group.nodes if node.op in _SUMMED and graph.values[node.output].dtype in HALVES]
-    return frozenset(name for product in products for name in _until_added(group, product))
-
-
-def _until_added(group: FusedOp, product: Node) -> Sequence[str]:
-    """A product and its moves, if `group` adds a bias to their result or widens it."""
-    names = [product.output]
-    while len(readers := [reader for reader in group.nodes if names[-1] in reader.inputs]) == 1:
-        (node,) = readers
-        if node.op == "add":
-            return names if len({*node.inputs}) == 2 else ()
-        if node.op == "cast" and node.text("dtype") == "float32":
-            return names
-        if node.op not in _MOVES:
-            break
-        names.append(node.output)
-    return ()
-
-
-def _ordered(node: Node, inside: set[str]) -> tuple[str, ...]:
-    """Operands; for a commutative operator, the operand computed in the group comes first."""
-    if OPS[node.op].commutative and node.inputs[1] in inside and node.inputs[0] not in inside:
-        # One order for `a + b` and `b + a` gives them one workload key.
-        return node.inputs[::-1]
-    return node.inputs
-
-
-def _operand(graph: Graph, node: Node, name: str, operands: Mapping[str, Operand]) -> Operand:
-    literal = _literal(graph, node, name)
-    return operands[name] if literal is None else literal
-
-
-def _literal(graph: Graph, node: Node, name: str) -> Const | None:
-    """The constant `name` as a literal if it is a single number that a binary operator combines with a tensor."""
-    array = graph.constants.get(name)
-    if OPS[node.op].kind is not FusionKind.BROADCAST or array is None or array.size != 1:
-        return None
-    if all(other in graph.constants and graph.constants[other].size == 1 for other in node.inputs):
-        return None
-    return te.const(array.reshape(()).item(), array.dtype.name)
-
-
-def _unique(wish: str, taken: set[str]) -> str:
-    name, count = wish, 0
-    while name in taken:
-        count += 1
-        name = f"{wish}_{count}"
-    taken.add(name)
-    return name
 
 
 def _kernel_name(graph: Graph, group: FusedOp) -> str:

@@ -14,8 +14,9 @@ from retune.compiler.frontend.importer import load_model
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate as evaluate_graph
 from retune.compiler.graph.ir import Array, Graph, Value
+from retune.compiler.graph.partition.express import express, group_signature
 from retune.compiler.graph.partition.fuse import fuse
-from retune.compiler.graph.partition.partition import Partition, express, group_signature, partition
+from retune.compiler.graph.partition.partition import Partition, partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.te.evaluate import evaluate
 from tests.support.attributes import CONV

@@ -6,8 +6,8 @@ import pytest
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.partition.express import express, group_signature
 from retune.compiler.graph.partition.fuse import fuse
-from retune.compiler.graph.partition.partition import express, group_signature
 from retune.compiler.graph.passes.subpixel_conv import SubpixelConv
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.verify import verify
