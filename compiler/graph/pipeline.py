@@ -25,6 +25,7 @@ from retune.compiler.graph.passes.slice_weights import SliceWeights
 from retune.compiler.graph.passes.subpixel_conv import SubpixelConv
 from retune.compiler.graph.passes.transposed_products import TransposedProducts
 from retune.compiler.graph.passes.widen_scores import WidenScores
+from retune.compiler.graph.passes.widen_weights import WidenWeights
 from retune.compiler.graph.verify import verify
 from retune.compiler.ir import trace
 
@@ -76,6 +77,7 @@ PIPELINE: tuple[GraphPass, ...] = (
     # After the passes that need constant weights.
     ScaleWeights(),
     PairChannels(),
+    WidenWeights(),
     # Late: its pads and slices would stop the rules above.
     PadRows(),
     # At the end: a transpose that has become a reshape no longer cancels against another transpose.
