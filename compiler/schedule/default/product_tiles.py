@@ -33,10 +33,9 @@ at times, and their power bounds the clock. Vectors with masks, as of AVX-512, w
 """
 _PIECE_COST = 1.5
 """Cost, in vectors, of a piece of a vector without masks: 15 lanes are loaded as 8, 4, 2 and 1."""
-_CONVERSION_CYCLES = {1: 0.15, 2: 1.35, 3: 0.6}
-_LONG_CONVERSION_CYCLES = 0.3
-"""Extra cycles a step for a strip of 16-bit floats of so many vectors, or more, of AVX-512, which are converted beside
-the multiply-adds (measured on Zen 4, the same with float16 and bfloat16; none with AVX2).
+_CONVERSION_CYCLES = 1.0
+"""Extra cycles a step for each vector of 16-bit floats of AVX-512, which is converted by two instructions on the ports
+of the multiply-adds (Ice Lake, the same with float16 and bfloat16; 0.1 to 0.7 on Zen 4, none with AVX2).
 """
 TAIL_COST_L2, TAIL_COST_MEMORY, TAIL_MARGIN = 1.1, 2.0, 1.05
 """Slowdown of a smaller tile at an end, whose reloads come from the second-level cache, or from memory; and the speedup
@@ -155,7 +154,7 @@ def register_tile(
                 if not fits or (rows % height and (not depth or height > _TAIL_ROWS)):
                     continue
                 tail_cost = TAIL_COST_L2 if near else TAIL_COST_MEMORY
-                conversion = _CONVERSION_CYCLES.get(vectors_held, _LONG_CONVERSION_CYCLES) if converts else 0.0
+                conversion = _CONVERSION_CYCLES * vectors_held if converts else 0.0
                 cycles = sum(
                     count_i * count_j
                     * (conversion + _cycles(size_i, _vectors_of(size_j, lanes, hardware)[1], hardware))
@@ -221,7 +220,7 @@ def split_for_tile(
     rows = axes[row_axis].extent if row_axis >= 0 else 1
     # Rows of a depthwise convolution share parts of their windows; smaller tiles share less.
     is_depthwise = len(_read_along(state, stage_id)) > 1
-    factor = _strip_type(state, stage_id)
+    factor = strip_type(state, stage_id)
     terms_per_word = max(1, item_bytes(op.dtypes[0]) // item_bytes(factor))  # 4 of bytes in int32, 2 of halves
     depth = 0 if is_depthwise else prod(axis.extent for axis in op.reduce_axes) // terms_per_word
     if terms_per_word == _BYTES_PER_WORD and hardware.registers <= _FEW_REGISTERS:
@@ -246,7 +245,7 @@ def split_for_tile(
     return (*_outer_order(state, stage_id, outer_stage, inner), inner)
 
 
-def _strip_type(state: State, stage_id: int) -> str:
+def strip_type(state: State, stage_id: int) -> str:
     """The widest type that a product reads along its last axis."""
     dag, last = state.dag, axes_of(state, stage_id)[-1]
     types = (dag.ops[source].dtypes[0] for source, indices in dag.reads[stage_id] if indices and indices[-1] == last)
@@ -297,7 +296,7 @@ def order_for_tile(state: State, stage_id: int, outer: Sequence[str], inner: Seq
     if outer and outer[-1] in {axis.name for axis in shifts}:
         state = state.apply(Annotate(stage_id, len(outer) - 1, Annotation.UNROLL))
     reads = _read_along(state, stage_id) if op.reduce_axes else []
-    if len(reads) > 1 and item_bytes(_strip_type(state, stage_id)) == 1:
+    if len(reads) > 1 and item_bytes(strip_type(state, stage_id)) == 1:
         # Neighbors of a depthwise convolution share most elements of a row of the window, whose bytes are widened once.
         state = state.apply(Pragma(stage_id, 0, f"{UNROLL_PRAGMA}{_UNROLLED}"))
     return state

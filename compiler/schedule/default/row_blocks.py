@@ -8,12 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from retune.compiler.core.dtype import item_bytes
+from retune.compiler.core.dtype import HALVES, item_bytes
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Const
 from retune.compiler.schedule.access import is_strictly_inlineable
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default.product_tiles import as_tile, axes_of, register_tile, reorder_loops, row_axis_of
+from retune.compiler.schedule.default.product_tiles import (
+    as_tile,
+    axes_of,
+    register_tile,
+    reorder_loops,
+    row_axis_of,
+    strip_type,
+)
 from retune.compiler.schedule.state import Annotation, Attached, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split
 from retune.compiler.te.reduction import Axis
@@ -138,8 +145,8 @@ def in_row_blocks(
     columns -= columns % pair if columns >= _MANY_STRIPS * pair else 0
     tiles = BlockTiles(
         blocks.rows,
-        register_tile(blocks.rows, columns, hardware, op.dtype, depth),
-        register_tile(blocks.rows, axes_of(state, second)[-1].extent, hardware, state.dag.ops[second].dtypes[0]),
+        register_tile(blocks.rows, columns, hardware, _factor_type(state, first), depth),
+        register_tile(blocks.rows, axes_of(state, second)[-1].extent, hardware, _factor_type(state, second)),
     )
     state = placed_in_blocks(state, blocks, tiles)
     for stage_id, stage in enumerate(state.stages):
@@ -151,6 +158,12 @@ def in_row_blocks(
     if outer_axes:
         state = state.apply(Fuse(second, tuple(range(outer_axes + 1))))
     return state.apply(Annotate(second, 0, Annotation.PARALLEL))
+
+
+def _factor_type(state: State, product: int) -> str:
+    """The type by which a register tile is chosen: that of halves that are converted along its strips, or of sums."""
+    factor = strip_type(state, product)
+    return factor if factor in HALVES else state.dag.ops[product].dtypes[0]
 
 
 @dataclass(frozen=True, slots=True)
