@@ -17,6 +17,8 @@ from tests.support.quantized_definition import TARGETS, disagreements, exposed, 
 from tests.support.quantized_zoo import FORMS, inputs_of, quantized
 
 _CHEAP = [("mlp", "u8s8"), ("mlp", "operators"), ("bert_base", "dynamic")]
+_DYNAMIC = 0.05
+"""Largest difference between instruction sets, relative to the largest output, of dynamic quantization."""
 _QDQ = ("u8s8", "s8s8")
 
 
@@ -28,6 +30,8 @@ def check_bits(name: str, form: str, folder: Path) -> None:
     for target, threads in TARGETS[1:]:
         for output, array in network_results(model, target, threads, inputs).items():
             same = array.tobytes() == host[output].tobytes()
+            if form == "dynamic":  # its ranges follow from floats: a last bit there may move a number by a quantum
+                same = bool(np.abs(array - host[output]).max() <= _DYNAMIC * np.abs(host[output]).max())
             assert same, f"{target}, {threads} threads: {output}, {int((array != host[output]).sum())} elements"
 
 
