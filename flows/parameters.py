@@ -25,7 +25,7 @@ from retune.compiler.tune.operators import label_of
 from retune.compiler.tune.precision.request import PrecisionRequest, require_precision
 from retune.compiler.tune.precision.samples import digest_of
 from retune.compiler.tune.tuning import RunHeader
-from retune.storage.store_url import Place, is_remote, local_folder, redacted
+from retune.storage.store_url import Place, is_remote, local_folder, redact
 from retune.tasks.fleet.plan import FleetPlan, require_fleet
 
 # About four minutes at the four trials a second that time budgets assume.
@@ -129,8 +129,8 @@ class TuneJob:
             options=_complete(TuneOptions.of(settings, **given), given),
             home=str(folder),
             shapes=tuple(shapes or ()),
-            store=redacted(home) if home and is_remote(home) else "",
-            storage=redacted(settings.fleet_storage or f"{folder}/fleet"),
+            store=redact(home) if home and is_remote(home) else "",
+            storage=redact(settings.fleet_storage or f"{folder}/fleet"),
         )
 
     @property

@@ -25,12 +25,12 @@ def share_threads(
     """
     before = _chosen_before(job, fingerprint)
     jobs = {count: replace(job, instances=count) for count in ([before] if before else _divisors(job.threads))}
-    networks = {count: extracted if count == 1 else _extracted(variant, network) for count, variant in jobs.items()}
-    chosen = next(iter(jobs)) if len(jobs) == 1 else _measured(job, networks)
+    networks = {count: extracted if count == 1 else _extract(variant, network) for count, variant in jobs.items()}
+    chosen = next(iter(jobs)) if len(jobs) == 1 else _measure(job, networks)
     return jobs[chosen], networks[chosen]
 
 
-def _extracted(job: TuneJob, network: ImportedNetwork) -> ExtractedNetwork:
+def _extract(job: TuneJob, network: ImportedNetwork) -> ExtractedNetwork:
     return extract_tasks(network, job.target, job.threads, job.options.winograd)
 
 
@@ -43,7 +43,7 @@ def _chosen_before(job: TuneJob, fingerprint: str) -> int | None:
     return int(unfinished[-1].describe.get("instances", 1)) if unfinished else None
 
 
-def _measured(job: TuneJob, networks: dict[int, ExtractedNetwork]) -> int:
+def _measure(job: TuneJob, networks: dict[int, ExtractedNetwork]) -> int:
     announce(PhaseStarted(f"choosing how many instances share {job.threads} threads"))
     with TemporaryDirectory(prefix="retune-") as folder:
         files = {

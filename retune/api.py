@@ -155,7 +155,7 @@ def tune(
         trials = EFFORTS[effort or "standard"] * max(1, len(extracted.tasks))
     chosen.update(minutes=minutes, trials=trials)
     # By the fingerprint, not by the arguments: the same request from a script and from the command line is one run.
-    done = _finished(job, extracted, trials, minutes)
+    done = _finish(job, extracted, trials, minutes)
     if done is None:
         ledger = RunLedger(job.place)
         before = {run.run_id for run in ledger.list() if run.is_complete}
@@ -303,7 +303,7 @@ def _flags(options: Mapping[str, object], shapes: Sequence[str], store: str | No
     return flags
 
 
-def _finished(job: TuneJob, extracted: ExtractedNetwork, trials: int | None, minutes: float | None) -> RunInfo | None:
+def _finish(job: TuneJob, extracted: ExtractedNetwork, trials: int | None, minutes: float | None) -> RunInfo | None:
     """A finished run of the same request with at least this budget; the fastest of several."""
     wanted = job.fingerprint(extracted.task_keys)
     runs = []

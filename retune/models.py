@@ -59,7 +59,7 @@ def model_of(
         proto = read_model(model)
         return Model(store_onnx(proto, proto.graph.name or "model", folder))
     if is_torch_module(model):
-        return _exported(model, args, kwargs, folder, dynamic=dynamic)
+        return _export(model, args, kwargs, folder, dynamic=dynamic)
     raise ModelFormatError(
         f"a model is a torch.nn.Module, an ONNX model, its bytes or its path, or a name listed by `retune networks`, "
         f"not {type(model).__module__}.{type(model).__qualname__}"
@@ -123,7 +123,7 @@ class TorchSignature:
 
         leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
         if structure != self.arguments:
-            raise OptionError(f"the network was compiled for {_described(self.arguments)}, not {_described(structure)}")
+            raise OptionError(f"the network was compiled for {_describe(self.arguments)}, not {_describe(structure)}")
         for leaf, known in zip(leaves, self.constants, strict=True):
             if known is not None and leaf != known:
                 raise OptionError(f"the network was compiled for the argument {known!r}, not {leaf!r}")
@@ -139,7 +139,7 @@ class TorchSignature:
         return pytree.tree_unflatten(outputs, self.returns)
 
 
-def _described(structure: "pytree.TreeSpec") -> str:
+def _describe(structure: "pytree.TreeSpec") -> str:
     """Arguments as they stand in a call: `(..., mask=...)`. Each tensor or number is an ellipsis."""
     from torch.utils import _pytree as pytree
 
@@ -148,7 +148,7 @@ def _described(structure: "pytree.TreeSpec") -> str:
     return f"the arguments ({', '.join(items)})".replace("Ellipsis", "...")[:300]
 
 
-def _exported(
+def _export(
     module: "torch.nn.Module", args: tuple[object, ...], kwargs: Mapping[str, object], folder: Path, *, dynamic: bool
 ) -> Model:
     import torch

@@ -254,8 +254,8 @@ class _GraphCalls:
         self._inputs = [plan.buffers[number] for number in plan.inputs]
         self._outputs = [plan.buffers[number] for number in plan.outputs]
         self.input_names = tuple(spec.name for spec in self._inputs)
-        self.inputs = {spec.name: _described(spec) for spec in self._inputs}
-        self.outputs = {spec.name: _described(spec) for spec in self._outputs}
+        self.inputs = {spec.name: _describe(spec) for spec in self._inputs}
+        self.outputs = {spec.name: _describe(spec) for spec in self._outputs}
         roots = [plan.buffers[spec.storage] for spec in self._outputs]
         storages = [spec.storage for spec in self._outputs]
         self._writes_in_place = [
@@ -450,7 +450,7 @@ def _set_input(executor: GraphExecutor, index: int, spec: BufferSpec, value: obj
         executor.set_input(index, array)
 
 
-def _described(spec: BufferSpec) -> str:
+def _describe(spec: BufferSpec) -> str:
     return f"{spec.dtype}{list(spec.shape)}"
 
 

@@ -30,7 +30,7 @@ from retune.compiler.core.errors import ModelError, OptionError, ShapeMismatchEr
 from retune.models import Model, export_onnx, store_onnx
 from retune.network import Network
 from retune.torch_trial import DECLINED, Trial
-from retune.torch_views import Argument, Returned, Views, listed
+from retune.torch_views import Argument, Returned, Views, as_sequence
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def retune_backend(
         views = Views(forward)
         compiled = _Forward(forward, _weights(graph, forward), chosen)
         # AOTAutograd's calling convention: one list of arguments, which the callee may empty to free them early.
-        boxed: Callable[..., Returned] = make_boxed_func(lambda *given: views.of(compiled(*given)))
+        boxed: Callable[..., Returned] = make_boxed_func(lambda *given: views.restore(compiled(*given)))
         return boxed
 
     made: Callable[..., Returned] = aot_autograd(fw_compiler=compile_forward, inference_compiler=compile_forward)(
@@ -148,7 +148,7 @@ class _Frozen(torch.nn.Module):
         # Read from the tensors, so that the exporter sees them as the same symbol and not as a number.
         for index, (tensor, dim) in self._extents.items():
             arguments[index] = free[tensor].shape[dim]
-        return tuple(result for result in listed(self._forward(*arguments)) if isinstance(result, torch.Tensor))
+        return tuple(result for result in as_sequence(self._forward(*arguments)) if isinstance(result, torch.Tensor))
 
 
 class _OfWeights:
@@ -182,7 +182,7 @@ class _Compiled(_OfWeights):
         module = _Frozen(forward, arguments, fixed).eval()
         # what the graph returns beside tensors: numbers that follow from the shapes, and None
         returned = forward(*arguments)
-        self._returns = [None if isinstance(result, torch.Tensor) else (result,) for result in listed(returned)]
+        self._returns = [None if isinstance(result, torch.Tensor) else (result,) for result in as_sequence(returned)]
         proto, _ = export_onnx(module, tensors, {})
         if len(proto.graph.input) != len(tensors) or len(proto.graph.output) != self._returns.count(None):
             raise ModelError("the exported graph has other inputs or outputs than the captured one")
@@ -233,7 +233,7 @@ class _Dynamic(_OfWeights):
                 if str(inputs[index]) not in known:
                     raise ModelError(f"the number {inputs[index]} is no extent of an input of the graph")
                 extents[index] = known[str(inputs[index])]
-        if not all(isinstance(result, torch.Tensor) for result in listed(forward(*arguments))):
+        if not all(isinstance(result, torch.Tensor) for result in as_sequence(forward(*arguments))):
             raise ModelError("the graph returns numbers that follow from symbolic extents")
         # AUTO lets PyTorch find equal or fixed extents by itself, where a named dimension would be an error.
         auto = torch.export.Dim.AUTO
@@ -257,7 +257,7 @@ class _Forward:
     def __init__(
         self, forward: torch.fx.GraphModule, weights: Collection[int], options: Mapping[str, Any], *, whole: bool = True
     ) -> None:
-        self._forward = _normalized(forward) if whole else forward
+        self._forward = _normalize(forward) if whole else forward
         self._weights = sorted(weights)
         self._options = options
         self._is_whole = whole
@@ -401,7 +401,7 @@ class _Taken(OperatorSupportBase):
         return node.name in self._names
 
 
-def _normalized(forward: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def _normalize(forward: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The graph with `reshape` in place of `view`: what a compiled part returns is dense, whatever strides the
     operators behind it were captured with. And with a cast before `rsub` where it promotes its operand, as in 1.0 - n
     for an integer n, which PyTorch's exporter does not do.

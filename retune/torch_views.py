@@ -1,4 +1,7 @@
-"""Outputs of captured PyTorch graphs that share memory, which compiled graphs return in memory of their own."""
+"""Removes views among the outputs of a captured PyTorch graph, and makes them again from what the graph returns.
+
+Outputs that share memory must still share it, but a compiled graph returns each output in memory of its own.
+"""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -14,25 +17,27 @@ Returned: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 """What a graph returns: a part of a graph may return one tensor."""
 
 
-def listed(returned: Returned) -> Sequence[torch.Tensor]:
+def as_sequence(returned: Returned) -> Sequence[torch.Tensor]:
+    """The results of a graph as a sequence, also where the graph returns one tensor."""
     return (returned,) if isinstance(returned, torch.Tensor) else returned
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A view of a tensor: the operator, and its arguments after the tensor."""
+    """A view operator and its arguments after the tensor."""
 
     target: torch._ops.OpOverload
     args: tuple[torch.fx.node.Argument, ...]
     kwargs: Mapping[str, torch.fx.node.Argument]
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def apply(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.target(tensor, *self.args, **self.kwargs)
 
 
 class Views:
-    """Outputs of a graph that share memory. A compiled graph returns each of its outputs in memory of its own, so the
-    views among them are taken out of the graph, which returns what they are views of, and PyTorch makes them.
+    """The views among the outputs of `forward`, which is changed in place to return the tensors that they view.
+
+    `restore` turns the results of the changed graph into the outputs of the original one.
     """
 
     def __init__(self, forward: torch.fx.GraphModule) -> None:
@@ -40,8 +45,8 @@ class Views:
         chains = [_view_chain(node) for node in output.args[0]]
         roots = [root for root, _ in chains]
         returned: list[torch.fx.Node] = []
-        self._made: list[tuple[int, list[_View]]] = []
-        """For each output which of the returned values it is made of, and by which views of that."""
+        self._sources: list[tuple[int, list[_View]]] = []
+        """For each output the index of the returned value that it views, and the views to apply, if any."""
         self._is_plain = True
         for value, (root, nodes) in zip(output.args[0], chains, strict=True):
             is_shared = roots.count(root) > 1 and _is_returnable(root)
@@ -51,7 +56,7 @@ class Views:
             else:
                 index = len(returned)
                 returned.append(base)
-            self._made.append((index, [_view(node) for node in nodes] if is_shared else []))
+            self._sources.append((index, [_view(node) for node in nodes] if is_shared else []))
             self._is_plain = self._is_plain and not is_shared
         if not self._is_plain:
             output.args = (tuple(returned),)
@@ -60,17 +65,17 @@ class Views:
                     forward.graph.erase_node(node)
             forward.recompile()
 
-    def of(self, returned: Returned) -> Returned:
-        """The outputs of the graph as it was."""
+    def restore(self, returned: Returned) -> Returned:
+        """The outputs of the original graph, from those of the changed one."""
         if self._is_plain:
             return returned
-        values, made = listed(returned), []
-        for index, views in self._made:
+        values, outputs = as_sequence(returned), []
+        for index, views in self._sources:
             value = values[index]
             for view in views:
-                value = view.of(value)
-            made.append(value)
-        return made
+                value = view.apply(value)
+            outputs.append(value)
+        return outputs
 
 
 def _view(node: torch.fx.Node) -> _View:
@@ -80,7 +85,7 @@ def _view(node: torch.fx.Node) -> _View:
 
 
 def _view_chain(value: torch.fx.node.Argument) -> tuple[torch.fx.node.Argument, list[torch.fx.Node]]:
-    """What a value that a graph returns is a view of, and the views from that to the value."""
+    """The tensor that `value` is a view of, and the view nodes from the tensor to `value`, in order."""
     nodes: list[torch.fx.Node] = []
     while _is_view(value) or (_calls(value, operator.getitem) and _is_view(value.args[0])):
         nodes.insert(0, value)

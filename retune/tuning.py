@@ -49,7 +49,7 @@ def run_tuning(source: str, flags: Sequence[str], *, progress: bool) -> None:
         *flags,
     ]
     said: list[str] = []
-    with _started(command, sys.stderr if on_terminal else subprocess.PIPE) as child:
+    with _start(command, sys.stderr if on_terminal else subprocess.PIPE) as child:
         # stderr has its own reader: a child blocks as soon as the pipe that nobody reads is full, 64 KiB on Linux.
         complaints = threading.Thread(target=lambda: said.extend(child.stderr or ()), daemon=True)
         complaints.start()
@@ -64,7 +64,7 @@ def run_tuning(source: str, flags: Sequence[str], *, progress: bool) -> None:
 
 
 @contextmanager
-def _started(command: Sequence[str], stdout: TextIO | int) -> Iterator[subprocess.Popen[str]]:
+def _start(command: Sequence[str], stdout: TextIO | int) -> Iterator[subprocess.Popen[str]]:
     """The process, which ends with the block: by itself, or interrupted when the block is left by an exception."""
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True,

@@ -89,7 +89,7 @@ class ArtifactStore:
             CorruptRecordError: a file is missing or changed.
         """
         sums = self._sums(key)
-        return None if sums is None else {name: self._checked(key, name, digest) for name, digest in sums.items()}
+        return None if sums is None else {name: self._check(key, name, digest) for name, digest in sums.items()}
 
     def read(self, key: str, name: str) -> bytes | None:
         """File `name` stored under `key`, or None.
@@ -97,7 +97,7 @@ class ArtifactStore:
         Raises: like `get`.
         """
         digest = (self._sums(key) or {}).get(name)
-        return None if digest is None else self._checked(key, name, digest)
+        return None if digest is None else self._check(key, name, digest)
 
     def _sums(self, key: str) -> dict[str, str] | None:
         """The checksums of the files of a key, by name; None for an unknown key."""
@@ -108,7 +108,7 @@ class ArtifactStore:
             return None
         return {_relative(name): each["sha256"] for name, each in contents.items()}
 
-    def _checked(self, key: str, name: str, digest: str) -> bytes:
+    def _check(self, key: str, name: str, digest: str) -> bytes:
         folder, listed = _paths(key)
         where = self._blobs.where(f"{folder}/{name}")
         try:

@@ -124,7 +124,7 @@ class ParquetRecordStore(RecordStore):
             for record in records
             if selection.accepts(record)
         ]
-        if any(name in self._unreadable for name in names) or self._moved(listed, selection):
+        if any(name in self._unreadable for name in names) or self._move(listed, selection):
             return self.scan_best(selection)  # a winner is gone: look for the next
         return winners
 
@@ -236,10 +236,10 @@ class ParquetRecordStore(RecordStore):
         while names := [name for name in self._names(selection) if name not in read]:
             read.update(names)
             yield from names
-            if not self._moved(names, selection):
+            if not self._move(names, selection):
                 return
 
-    def _moved(self, names: Iterable[str], selection: Selection) -> bool:
+    def _move(self, names: Iterable[str], selection: Selection) -> bool:
         """Whether a missing file may have been replaced by another since it was listed."""
         return not set(self._names(selection)).issuperset(name for name in names if name not in self._unreadable)
 

@@ -106,7 +106,7 @@ def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
     if duckdb is None:
         raise StoreError(_MISSING)
     blobs = open_blob_store(root)
-    return _while_files_move(blobs, lambda careful: _connected(blobs, careful=careful))
+    return _while_files_move(blobs, lambda careful: _connect(blobs, careful=careful))
 
 
 def _while_files_move(blobs: BlobStore, work: Callable[[bool], Result]) -> Result:
@@ -127,7 +127,7 @@ def _while_files_move(blobs: BlobStore, work: Callable[[bool], Result]) -> Resul
     return work(careful)
 
 
-def _connected(blobs: BlobStore, *, careful: bool = False) -> "duckdb.DuckDBPyConnection":
+def _connect(blobs: BlobStore, *, careful: bool = False) -> "duckdb.DuckDBPyConnection":
     """A connection with all views; `careful` checks every JSON file before DuckDB reads it."""
     connection = duckdb.connect()
     # Otherwise days of `drift` would begin at another hour on each machine.
@@ -161,10 +161,10 @@ def run_query(root: Path | str, sql: str) -> tuple[list[str], list[tuple[Any, ..
 
 def _run_alone(blobs: BlobStore, sql: str, *, careful: bool) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Run a query on its own connection that reads nothing but the store."""
-    with _connected(blobs, careful=careful) as connection:
+    with _connect(blobs, careful=careful) as connection:
         _refuse_changes(connection, sql)
         if isinstance(blobs, LocalBlobStore):
-            connection.execute(f"SET allowed_directories = [{_quoted(f'{blobs.root}/')}]")
+            connection.execute(f"SET allowed_directories = [{_quote(f'{blobs.root}/')}]")
         # In this order: after the first nothing else can be opened, and the second keeps a query from undoing it.
         connection.execute("SET enable_external_access = false; SET lock_configuration = true")
         result = connection.execute(sql)
@@ -281,8 +281,8 @@ def _files(root: Path, pattern: str, names: Sequence[str], *, listed: bool = Fal
 def _glob(root: Path, pattern: str) -> str:
     """A pattern below the root as a literal."""
     # A folder whose name holds a glob character must not match others: "[*]" is a literal star.
-    return _quoted(re.sub(r"([*?\[\]])", r"[\1]", str(root)) + f"/{pattern}")
+    return _quote(re.sub(r"([*?\[\]])", r"[\1]", str(root)) + f"/{pattern}")
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

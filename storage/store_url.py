@@ -17,7 +17,7 @@ _WHOLE: dict[str, str] = {}
 """Complete URLs, by their redacted form."""
 
 
-def redacted(url: str) -> str:
+def redact(url: str) -> str:
     """A URL without its password, which this process can open from now on; any other text unchanged."""
     shown = without_passwords(url)
     if shown != url:
@@ -25,7 +25,7 @@ def redacted(url: str) -> str:
     return shown
 
 
-def unredacted(location: Place) -> Place:
+def unredact(location: Place) -> Place:
     """The complete URL that was redacted in this process, for another process; any other location unchanged."""
     return _WHOLE.get(location, location) if isinstance(location, str) else location
 
@@ -55,7 +55,7 @@ def open_blob_store(location: Place) -> BlobStore:
 
     Raises: StoreError when the location cannot hold a store, or its kind needs a package that is not installed.
     """
-    location = unredacted(location)
+    location = unredact(location)
     if not is_remote(location):
         return LocalBlobStore(local_folder(location))
     # The mask would be sent as the password, and the store's refusal would not say why.

@@ -32,11 +32,11 @@ class Chain:
         details = state.state_details
         # The page draws a flow within a flow under its own number, not that of the task run which stands for it.
         is_task = flow_run.id == str(details.flow_run_id)
-        self.last = [finished(details.task_run_id if is_task else details.flow_run_id)]
+        self.last = [finished_state(details.task_run_id if is_task else details.flow_run_id)]
         return result
 
 
-def finished(run: UUID | None) -> State[object]:
+def finished_state(run: UUID | None) -> State[object]:
     """The state of a run that has ended well, without its result, which Prefect would traverse."""
     return Completed(state_details=StateDetails(task_run_id=run), data=True)
 

@@ -5,16 +5,16 @@ from prefect.cache_policies import NO_CACHE
 
 from retune.compiler.tune.extract import Extracted, ExtractedNetwork, ImportedNetwork
 from retune.compiler.tune.operators import extract
-from retune.tasks.names import named
+from retune.tasks.names import task_name
 
 
-@task(name="extract-tasks", task_run_name=named("extract", "network"), cache_policy=NO_CACHE)
+@task(name="extract-tasks", task_run_name=task_name("extract", "network"), cache_policy=NO_CACHE)
 def extract_tasks(network: ImportedNetwork, target: str, threads: int, winograd: bool = True) -> ExtractedNetwork:
     """Optimize and cut a network into weighted tuning tasks."""
     return network.extract(target, threads, winograd)
 
 
-@task(name="extract-tasks", task_run_name=named("extract", "subject"), cache_policy=NO_CACHE)
+@task(name="extract-tasks", task_run_name=task_name("extract", "subject"), cache_policy=NO_CACHE)
 def extract_any(subject: str, target: str, threads: int) -> Extracted:
     """The tuning tasks of a network or an operator."""
     return extract(subject, target, threads)

@@ -7,7 +7,7 @@ from prefect.runtime import task_run
 from retune.compiler.tune.operators import label_of
 
 
-def named(verb: str, parameter: str) -> Callable[[], str]:
+def task_name(verb: str, parameter: str) -> Callable[[], str]:
     """The name of a run of a task whose `parameter` is a network or an operator."""
 
     # A function and no template: Prefect's templates print a parameter as it is, a path of any length.

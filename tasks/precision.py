@@ -11,12 +11,12 @@ from retune.compiler.tune.precision.request import AUTO, PrecisionChoice, Precis
 from retune.storage.runs import RunLedger
 from retune.storage.store_url import Place
 from retune.tasks.find_programs import best_programs
-from retune.tasks.names import named
+from retune.tasks.names import task_name
 
 _CHOOSE = "retune.compiler.tune.precision.choose:choose_for_network"
 
 
-@task(name="choose-precisions", task_run_name=named("choose-precisions", "network"), cache_policy=NO_CACHE)
+@task(name="choose-precisions", task_run_name=task_name("choose-precisions", "network"), cache_policy=NO_CACHE)
 def choose_precisions(
     network: str,
     shapes: Sequence[str],

@@ -19,7 +19,7 @@ from retune.compiler.tune.worker_service import DeviceFacts, compare_on_device, 
 from retune.tasks.fleet.engines import FlowEngine
 from retune.tasks.fleet.plan import FleetPlan
 from retune.tasks.fleet.workers import Workers
-from retune.tasks.names import named
+from retune.tasks.names import task_name
 
 
 @task(name="time-again", task_run_name="time-again-{name}", cache_policy=NO_CACHE)
@@ -42,7 +42,7 @@ def describe_device(device: str, plan: FleetPlan) -> DeviceFacts:
     return DeviceFacts.of_device(FlowEngine(plan=plan), device)
 
 
-@task(name="verify", task_run_name=named("verify", "network"), cache_policy=NO_CACHE)
+@task(name="verify", task_run_name=task_name("verify", "network"), cache_policy=NO_CACHE)
 def verify(
     network: str,
     compiled: Mapping[str, Path],
@@ -68,7 +68,7 @@ def verify(
     return comparison
 
 
-@task(name="choose-instances", task_run_name=named("choose-instances", "network"), cache_policy=NO_CACHE)
+@task(name="choose-instances", task_run_name=task_name("choose-instances", "network"), cache_policy=NO_CACHE)
 def measure_instances(network: str, compiled: Mapping[int, Path], threads: int, seed: int) -> int:
     """How many instances of a network, compiled for each of some numbers of them, do most in a second on this CPU."""
     with device_lock(), WorkerProcess() as worker:

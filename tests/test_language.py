@@ -60,7 +60,7 @@ RETIRED_NAMES = {
     r"\w+Double|\w+_double": "Fake...",
     r"Race": "AdaptiveTimer",
     r"take_turn": "interleave",
-    r"remembering": "memoizing",
+    r"remembering": "cache_constants",
     r"finished_steps": "annotated_steps",
     r"published|publish_text": "atomic_write, write_text_atomically",
     r"Tidy": "Canonicalize",

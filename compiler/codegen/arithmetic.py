@@ -42,7 +42,7 @@ def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool =
     name = {BinaryOp.ADD: "add", BinaryOp.SUB: "sub", BinaryOp.MUL: "mul"}.get(op)
     if is_float(lhs.dtype):
         return emit(f"f{name or 'div'} {kind}", lhs.lanes, lhs.dtype)
-    return emit(f"{name} {kind}", lhs.lanes, lhs.dtype) if name else _divided(emit, lhs, rhs)[0]
+    return emit(f"{name} {kind}", lhs.lanes, lhs.dtype) if name else _divide(emit, lhs, rhs)[0]
 
 
 def extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
@@ -95,7 +95,7 @@ def floor_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bo
     if is_float(dtype):
         return _float_division(emit, op, lhs, rhs, library)
     # LLVM truncates towards zero as C does; where the signs differ the results move to the floor below.
-    quotient, remainder = _divided(emit, lhs, rhs)
+    quotient, remainder = _divide(emit, lhs, rhs)
     if is_unsigned(dtype):
         return quotient if op is BinaryOp.FLOORDIV else remainder
     zero = literal(0, dtype, lanes)
@@ -139,7 +139,7 @@ def _float_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: b
     return write.choose(write.test("oeq", rhs, zero), quotient, signed_floor)
 
 
-def _divided(emit: Emit, lhs: Value, rhs: Value) -> tuple[Value, Value]:
+def _divide(emit: Emit, lhs: Value, rhs: Value) -> tuple[Value, Value]:
     """Quotient, rounded towards zero, and remainder; by zero both are 0, and the least number by -1 wraps around."""
     dtype, lanes = lhs.dtype, lhs.lanes
     sign = "u" if is_unsigned(dtype) else "s"

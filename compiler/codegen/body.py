@@ -79,7 +79,7 @@ class BodyEmitter(ExpressionEmitter):
             base = Var(f"{loop.var.name}.base")
             with self.writer.loop("0", str(plan.iterations)) as count:
                 first = f"mul nuw nsw i64 {count.text}, {plan.chunks * plan.lanes}"
-                first = self.writer.hoisted(count.depth, ("base", count.text), first)
+                first = self.writer.hoist(count.depth, ("base", count.text), first)
                 iteration = self.bind(base, Scalar(first, count.depth))
                 for chunk in range(plan.chunks):
                     iteration.bind_lanes(loop.var, Ramp(base, chunk * plan.lanes, plan.lanes)).statement(loop.body)

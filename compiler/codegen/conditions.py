@@ -33,7 +33,7 @@ def holds(emitter: MemoryEmitter, condition: Expr) -> bool | Value:
         text, depth = scalars[0]
         for term, term_depth in scalars[1:]:
             depth = max(depth, term_depth)
-            text = emitter.writer.hoisted(depth, ("and", text, term), f"and i1 {text}, {term}")
+            text = emitter.writer.hoist(depth, ("and", text, term), f"and i1 {text}, {term}")
         vectors.append(Value(text, 1, BOOL))
     if not vectors:
         return True
@@ -78,6 +78,6 @@ def _test(emitter: MemoryEmitter, form: IndexForm) -> tuple[str, int]:
     # From the outermost loop inwards: a partial sum is computed where the deepest of its terms is known.
     for depth, text, coefficient in sorted(terms):
         if coefficient != 1:
-            text = emitter.writer.hoisted(depth, ("mul", text, coefficient), f"mul nsw i64 {text}, {coefficient}")
-        total = emitter.writer.hoisted(depth, ("add", total, text), f"add i64 {total}, {text}") if total else text
-    return emitter.writer.hoisted(depth, ("sge", total, -offset), f"icmp sge i64 {total}, {-offset}"), depth
+            text = emitter.writer.hoist(depth, ("mul", text, coefficient), f"mul nsw i64 {text}, {coefficient}")
+        total = emitter.writer.hoist(depth, ("add", total, text), f"add i64 {total}, {text}") if total else text
+    return emitter.writer.hoist(depth, ("sge", total, -offset), f"icmp sge i64 {total}, {-offset}"), depth

@@ -29,9 +29,9 @@ def cast(emit: Emit, value: Value, dtype: str) -> Value:
         byte = cast(emit, value, arithmetic_type(dtype))
         return in_register(emit, Value(byte.text, byte.lanes, dtype))
     if source == BFLOAT16:
-        return cast(emit, _extended(emit, value), dtype)
+        return cast(emit, _extend(emit, value), dtype)
     if dtype == BFLOAT16:
-        return _rounded(emit, cast(emit, value, "float32"))
+        return _round(emit, cast(emit, value, "float32"))
     if source == "float64" and dtype == "float16":
         return cast(emit, _rounded_to_odd(emit, value), dtype)
     if dtype == "bool":
@@ -110,7 +110,7 @@ def _rounded_to_odd(emit: Emit, value: Value) -> Value:
     return emit(f"bitcast {odd.typed} to {llvm_type('float32', lanes)}", lanes, "float32")
 
 
-def _extended(emit: Emit, value: Value) -> Value:
+def _extend(emit: Emit, value: Value) -> Value:
     """A bfloat16 as float32: its bits are the upper half."""
     lanes = value.lanes
     bits = emit(f"zext {value.typed} to {llvm_type('uint32', lanes)}", lanes, "uint32")
@@ -118,7 +118,7 @@ def _extended(emit: Emit, value: Value) -> Value:
     return emit(f"bitcast {upper.typed} to {llvm_type('float32', lanes)}", lanes, "float32")
 
 
-def _rounded(emit: Emit, value: Value) -> Value:
+def _round(emit: Emit, value: Value) -> Value:
     """A float32 as bfloat16: half of the last place is added, minus 1 if the even neighbor is below; NaNs stay."""
     lanes = value.lanes
 

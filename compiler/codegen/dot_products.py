@@ -98,7 +98,7 @@ def _issue(emitter: MemoryEmitter, instruction: DotInstruction, sums: Value, wor
         name = instruction.names[width]
         kind = llvm_type(sums.dtype, width)
         parts.append(emitter.result(f"call {kind} @{name}({', '.join(operands)})", width, sums.dtype))
-    return _joined(emitter, parts)
+    return _join(emitter, parts)
 
 
 def _issue_pairs(emitter: MemoryEmitter, plan: _Plan, sums: Value, factors: "list[tuple[Value, Value]]") -> Value:
@@ -114,7 +114,7 @@ def _issue_pairs(emitter: MemoryEmitter, plan: _Plan, sums: Value, factors: "lis
             product = emitter.result(f"call {kind} @{names[width]}({lhs.typed}, {rhs.typed})", width, sums.dtype)
             total = emitter.result(f"add {total.typed}, {product.text}", width, sums.dtype)
         parts.append(total)
-    return _joined(emitter, parts)
+    return _join(emitter, parts)
 
 
 def _pairs(emitter: MemoryEmitter, factor: Expr, dot: Dot, lanes: int) -> tuple[Value, Value]:
@@ -125,12 +125,12 @@ def _pairs(emitter: MemoryEmitter, factor: Expr, dot: Dot, lanes: int) -> tuple[
     if words is not None:
         return _halves(emitter, words, factor.dtype)
     steps = [emitter.splat(emitter.bind(dot.var, step).evaluate(factor), lanes) for step in range(dot.width)]
-    return _paired(emitter, steps[0], steps[2]), _paired(emitter, steps[1], steps[3])
+    return _pair(emitter, steps[0], steps[2]), _pair(emitter, steps[1], steps[3])
 
 
-def _paired(emitter: MemoryEmitter, low: Value, high: Value) -> Value:
+def _pair(emitter: MemoryEmitter, low: Value, high: Value) -> Value:
     """Two vectors of bytes, widened to 16 bits and interleaved."""
-    mixed = _shuffled(emitter, low, high, [half * low.lanes + lane for lane in range(low.lanes) for half in range(2)])
+    mixed = _shuffle(emitter, low, high, [half * low.lanes + lane for lane in range(low.lanes) for half in range(2)])
     extend = "zext" if low.dtype == "uint8" else "sext"
     kind = llvm_type("int16", mixed.lanes)
     return Value(emitter.writer.once(("pair", mixed.text), f"{extend} {mixed.typed} to {kind}"), mixed.lanes, "int16")
@@ -152,20 +152,20 @@ def _halves(emitter: MemoryEmitter, words: Value, dtype: str) -> tuple[Value, Va
     return Value(even, lanes, "int16"), Value(odd, lanes, "int16")
 
 
-def _joined(emitter: MemoryEmitter, parts: list[Value]) -> Value:
+def _join(emitter: MemoryEmitter, parts: list[Value]) -> Value:
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=True)
-        parts = [_shuffled(emitter, low, high, range(2 * low.lanes)) for low, high in pairs]
+        parts = [_shuffle(emitter, low, high, range(2 * low.lanes)) for low, high in pairs]
     return parts[0]
 
 
 def _part(emitter: MemoryEmitter, value: Value, start: int, lanes: int) -> Value:
     if lanes == value.lanes or not value.text.startswith("%"):
         return Value(value.text, lanes, value.dtype)
-    return _shuffled(emitter, value, value, range(start, start + lanes))
+    return _shuffle(emitter, value, value, range(start, start + lanes))
 
 
-def _shuffled(emitter: MemoryEmitter, left: Value, right: Value, lanes: "range | list[int]") -> Value:
+def _shuffle(emitter: MemoryEmitter, left: Value, right: Value, lanes: "range | list[int]") -> Value:
     """The lanes with the numbers `lanes` of two vectors of equal length, numbered consecutively."""
     order = ", ".join(f"i32 {lane}" for lane in lanes)
     key = ("shuffle", left.text, right.text, order)
@@ -191,7 +191,7 @@ def _words(emitter: MemoryEmitter, factor: Expr, dot: Dot, lanes: int) -> Value:
     if emitter.lanes_in(factor) == 1:
         return _same_words(emitter, factor, dot, lanes)
     contiguous = _neighbors(emitter, factor, dot, lanes) if isinstance(factor, Load) else None
-    return _interleaved(emitter, factor, dot, lanes) if contiguous is None else contiguous
+    return _interleave(emitter, factor, dot, lanes) if contiguous is None else contiguous
 
 
 def _same_words(emitter: MemoryEmitter, factor: Expr, dot: Dot, lanes: int) -> Value:
@@ -236,14 +236,14 @@ def _neighbors(emitter: MemoryEmitter, load: Load, dot: Dot, lanes: int) -> Valu
     return Value(loaded[key], lanes, WORD)
 
 
-def _interleaved(emitter: MemoryEmitter, factor: Expr, dot: Dot, lanes: int) -> Value:
+def _interleave(emitter: MemoryEmitter, factor: Expr, dot: Dot, lanes: int) -> Value:
     """A vector a step, interleaved so that the steps of each lane are adjacent."""
     joined = [emitter.splat(emitter.bind(dot.var, step).evaluate(factor), lanes) for step in range(dot.width)]
     while len(joined) > 1:
         pairs = zip(joined[::2], joined[1::2], strict=True)
-        joined = [_shuffled(emitter, low, high, range(2 * low.lanes)) for low, high in pairs]
+        joined = [_shuffle(emitter, low, high, range(2 * low.lanes)) for low, high in pairs]
     order = [step * lanes + lane for lane in range(lanes) for step in range(dot.width)]
-    mixed = _shuffled(emitter, joined[0], joined[0], order)
+    mixed = _shuffle(emitter, joined[0], joined[0], order)
     text = emitter.writer.once(("word", mixed.text), f"bitcast {mixed.typed} to {llvm_type(WORD, lanes)}")
     return Value(text, lanes, WORD)
 

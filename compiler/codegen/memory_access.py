@@ -59,8 +59,8 @@ class MemoryEmitter(Emitter):
             # Sorted, so that accesses with the same outer terms share the hoisted prefix of their address.
             for text, coefficient in sorted(by_depth[depth]):
                 if coefficient != 1:
-                    text = self.writer.hoisted(depth, ("mul", text, coefficient), f"mul nsw i64 {text}, {coefficient}")
-                pointer = self.writer.hoisted(
+                    text = self.writer.hoist(depth, ("mul", text, coefficient), f"mul nsw i64 {text}, {coefficient}")
+                pointer = self.writer.hoist(
                     depth, ("gep", kind, pointer, text), f"getelementptr {kind}, ptr {pointer}, i64 {text}"
                 )
         # Parts that depend on memory or this iteration come last, after everything that could be hoisted.

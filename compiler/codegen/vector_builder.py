@@ -75,14 +75,14 @@ class VectorBuilder:
         """`factor * multiplier + addend`, rounded once."""
         return self.call("fma", factor, multiplier, addend)
 
-    def scaled_by_floor(self, value: Value, power: Value) -> Value:
+    def scale_by_floor(self, value: Value, power: Value) -> Value:
         """`value` times two to the floor of a float power, rounded once: 16 lanes, where `permutes_tables` holds."""
         kind = llvm_type(value.dtype, self.lanes)
         # A mask of all sixteen lanes; 4 is the current rounding mode (_MM_FROUND_CUR_DIRECTION).
         call = f"call {kind} @llvm.x86.avx512.mask.scalef.ps.512"
         return self.emit(f"{call}({value.typed}, {power.typed}, {kind} poison, i16 -1, i32 4)", self.lanes, value.dtype)
 
-    def looked_up(self, table: Sequence[float], indices: Value) -> Value:
+    def look_up(self, table: Sequence[float], indices: Value) -> Value:
         """The numbers of `table` at the low four bits of `indices`: 16 lanes, where `permutes_tables` holds."""
         kind = llvm_type(self.dtype, self.lanes)
         numbers = ", ".join(f"float {literal(number, self.dtype, 1)}" for number in table)
@@ -169,11 +169,11 @@ def in_sixteens(emit: Emit, x: Value, function: Callable[[VectorBuilder, Value],
         # the end.
         if len(parts) % 2:
             parts.append(parts[-1])
-        parts = [_joined(emit, low, high) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+        parts = [_join(emit, low, high) for low, high in zip(parts[::2], parts[1::2], strict=True)]
     return _first(emit, parts[0], x.lanes)
 
 
-def _joined(emit: Emit, low: Value, high: Value) -> Value:
+def _join(emit: Emit, low: Value, high: Value) -> Value:
     lane_indices = ", ".join(f"i32 {lane}" for lane in range(2 * low.lanes))
     text = f"shufflevector {low.typed}, {high.typed}, <{2 * low.lanes} x i32> <{lane_indices}>"
     return emit(text, 2 * low.lanes, low.dtype)

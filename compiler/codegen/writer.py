@@ -107,7 +107,7 @@ class FunctionWriter:
             self._finished_loops += 1
         self.start_block(done)
 
-    def hoisted(self, depth: int, key: object, instruction: str) -> str:
+    def hoist(self, depth: int, key: object, instruction: str) -> str:
         """The result of `instruction`, written once at the start of scope `depth`."""
         # The start of a scope dominates its body, so the value may be used anywhere inside.
         scope = self.scopes[depth]

@@ -79,7 +79,7 @@ def item_bits(dtype: str) -> int:
     return 8 * item_bytes(dtype)
 
 
-def accumulated(dtype: str) -> str:
+def sum_type(dtype: str) -> str:
     """The type in which registers accumulate values of `dtype`: float32 for floats of 16 bits or less."""
     return "float32" if dtype in HALVES or dtype in NARROW_FLOATS else dtype
 
@@ -110,7 +110,7 @@ def finite_limit(dtype: str, *, is_least: bool) -> float:
     return float(finfo.min if is_least else finfo.max)
 
 
-def promoted(left: str, right: str) -> str:
+def promoted_type(left: str, right: str) -> str:
     """The common type of two types, by NumPy's rules; where it has none, both become float32."""
     try:
         return str(np.result_type(left, right).name)

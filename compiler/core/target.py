@@ -142,7 +142,7 @@ class Target:
         if isinstance(kind, Mapping):
             host = kind.get("host") if host is None else host
             kind = _text_of(kind)
-        name, parsed, cores = _parsed(kind)
+        name, parsed, cores = _parse(kind)
         # The class is frozen and has its own `__init__`: this is the way around its `__setattr__`.
         object.__setattr__(self, "num_cores", num_cores or cores)
         object.__setattr__(self, "host_target", host_target if host is None else Target(host))
@@ -209,7 +209,7 @@ def split_options(text: str) -> list[str]:
     return words
 
 
-def _parsed(text: str) -> tuple[str, dict[str, str], int]:
+def _parse(text: str) -> tuple[str, dict[str, str], int]:
     """Kind, values by field, and number of cores (0: unknown)."""
     if not isinstance(text, str):
         raise TargetError(f"a target is a string, such as 'llvm -mcpu=znver4', not {text!r:.80}")

@@ -195,7 +195,7 @@ def fastest_alternatives(cut: Partition, best: Mapping[str, TaskProgram]) -> tup
         first = min(others, key=lambda other: seconds(other.task))
         if seconds(first.task) < seconds(task):
             alternatives.append(first)
-        elif math.isinf(seconds(task)) and (likely := cut.predicted(task)) is not None:
+        elif math.isinf(seconds(task)) and (likely := cut.predicted_alternative(task)) is not None:
             # A program that failed has a record of infinite time: what is known goes before what is predicted.
             is_known = {task.workload_key, likely.task.workload_key} & best.keys() or _is_in_context(task)
             alternatives += [] if is_known else [likely]

@@ -69,7 +69,7 @@ def _is_known(target: Target) -> bool:
     return True
 
 
-def completed(hardware: HardwareParams, target: Target) -> HardwareParams:
+def complete(hardware: HardwareParams, target: Target) -> HardwareParams:
     """The parameters with what was left at 0 filled in: the limits of a GPU, when `target` is a GPU, or what no CPU
     can be without. Raises: TargetError as `hardware_of`.
     """

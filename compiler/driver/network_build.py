@@ -42,11 +42,11 @@ def build_network(
     Raises: ModelError, TargetError; LoweringError when even a default schedule cannot be built.
     """
     machine = target if isinstance(target, Target) else Target(target) if target else Target.host()
-    graph = optimized(graph_of(mod, shapes, params))
+    graph = optimize_for_context(graph_of(mod, shapes, params))
     return Library(compile_graph(graph, machine, threads=threads_of(machine, threads), build=build_in_parallel))
 
 
-def optimized(graph: Graph) -> Graph:
+def optimize_for_context(graph: Graph) -> Graph:
     """The graph after the passes that the pass context asks for."""
     # As TVM's opt_level 0: no optimization, but what code generation cannot do without.
     return optimize(graph, PIPELINE if PassContext.current().opt_level else NECESSARY)
@@ -59,14 +59,14 @@ def graph_of(
     to inputs with dynamic dimensions, `params` values to inputs and constants, by name. Raises: ModelError.
     """
     if isinstance(mod, Graph):
-        return with_parameters(mod, params or {})
+        return bind_parameters(mod, params or {})
     constants = {name: np.asarray(array) for name, array in (params or {}).items()}
     if isinstance(mod, (str, Path)):
         return load_network(str(mod), shapes=shapes, constants=constants)
     return load_model(mod, shapes=shapes, constants=constants)
 
 
-def with_parameters(graph: Graph, params: Mapping[str, Array]) -> Graph:
+def bind_parameters(graph: Graph, params: Mapping[str, Array]) -> Graph:
     """The graph with constants in place of the inputs and constants that `params` names.
 
     Raises: ModelFormatError when a parameter fits none.

@@ -67,9 +67,7 @@ def export_network(network: CompiledNetwork, path: Path, linkers: Sequence[str] 
     return _write(path, model, [op], (), linkers)
 
 
-def export_parts(
-    offloaded: OffloadedModel, networks: Sequence[CompiledNetwork], path: Path, linkers: Sequence[str] = LINKERS
-) -> ExportedModel:
+def export_parts(offloaded: OffloadedModel, networks: Sequence[CompiledNetwork], path: Path) -> ExportedModel:
     """Write a model whose parts were compiled as `networks`, and its library. No two kernels may have one name.
 
     Raises: as `export_network`.
@@ -77,7 +75,7 @@ def export_parts(
     library_path(path)
     ops = [custom_op(network) for network in networks]
     model = offloaded.with_custom_nodes(DOMAIN, [op.name for op in ops])
-    return _write(path, model, ops, offloaded.remaining, linkers)
+    return _write(path, model, ops, offloaded.remaining, LINKERS)
 
 
 def _write(

@@ -35,7 +35,7 @@ class PassContext:
             raise OptionError(f"opt_level is an integer from 0 to {_LEVELS[-1]}, not {opt_level!r}")
         self.opt_level = opt_level
         self.config: Mapping[str, Any] = {
-            _known(name): _typed(name, value) for name, value in dict(config or {}).items()
+            _check_name(name): _check_type(name, value) for name, value in dict(config or {}).items()
         }
 
     @staticmethod
@@ -60,15 +60,15 @@ class PassContext:
         _ACTIVE.stack.pop()
 
 
-def _known(name: object) -> str:
+def _check_name(name: object) -> str:
     short = name.removeprefix(_TVM_PREFIX) if isinstance(name, str) else ""
     if short not in _OPTIONS:
         raise PassOptionError(f"a pass context has no option {name!r}; it has {', '.join(_OPTIONS)}")
     return short
 
 
-def _typed(name: str, value: object) -> object:
-    wanted = _OPTIONS[_known(name)]
+def _check_type(name: str, value: object) -> object:
+    wanted = _OPTIONS[_check_name(name)]
     if not isinstance(value, wanted):
         raise PassOptionError(f"the option {name} is a {wanted.__name__}, not {value!r}")
     return value

@@ -169,7 +169,7 @@ def _of_loop(node: onnx.NodeProto, roots: Roots) -> Dependence:
     iteration, condition, *names = (entry.name for entry in body(node, "body").input)
     # The counter is known while a loop is unrolled.
     fixed = {iteration: NOTHING, condition: NOTHING}
-    seen = _settled(body(node, "body"), roots, fixed, names, [roots(name) for name in node.input[2:]], skip=1)
+    seen = _iterate(body(node, "body"), roots, fixed, names, [roots(name) for name in node.input[2:]], skip=1)
     return Dependence(ends | seen.decides | seen.results[0], seen.needs, seen.results[1:])
 
 
@@ -177,10 +177,10 @@ def _of_scan(node: onnx.NodeProto, roots: Roots) -> Dependence:
     count = _number_of_sequences(node)
     operands, names = list(node.input), [entry.name for entry in body(node, "body").input]
     fixed = {name: roots(operand) for name, operand in zip(names[-count:], operands[-count:], strict=False)}
-    return _settled(body(node, "body"), roots, fixed, names[:-count], [roots(name) for name in operands[:-count]], 0)
+    return _iterate(body(node, "body"), roots, fixed, names[:-count], [roots(name) for name in operands[:-count]], 0)
 
 
-def _settled(
+def _iterate(
     graph: onnx.GraphProto, roots: Roots, fixed: Mapping[str, Names], names: list[str], start: list[Names], skip: int
 ) -> Dependence:
     """The dependences of a body whose results after the first `skip` are the next iteration's operands `names`."""

@@ -35,7 +35,7 @@ from retune.compiler.frontend.ops.attributes import TensorSequence
 from retune.compiler.frontend.ops.conversion import Conversion, missing_operator
 from retune.compiler.frontend.ops.elementwise import DTYPES, Converter
 from retune.compiler.frontend.ops.standard import STANDARD
-from retune.compiler.frontend.types import check_outputs, fed_inputs, form_of, narrowed, param_of, tensor_type
+from retune.compiler.frontend.types import check_outputs, fed_inputs, form_of, narrow_dims, param_of, tensor_type
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Graph, Value
 from retune.compiler.graph.region import SEQUENCE, TENSOR, Param
@@ -159,7 +159,7 @@ def _given_shape(entry: onnx.ValueInfoProto, shape: Sequence[int]) -> list[int]:
     declared = param_of(entry)
     # A declared 0 may be any number, as some exporters write it.
     dims = None if declared.dims is None else tuple(dim or None for dim in declared.dims)
-    narrowed(Param(entry.name, declared.dtype, dims), extents)
+    narrow_dims(Param(entry.name, declared.dtype, dims), extents)
     return extents
 
 

@@ -269,7 +269,7 @@ class Partition:
         statement = self._branch(node) if node.op_type == "If" else self._loop(node)
         self._state(statement, reads(statement))
 
-    def _captured(self, graph: onnx.GraphProto) -> tuple[str, ...]:
+    def _captures(self, graph: onnx.GraphProto) -> tuple[str, ...]:
         return tuple(name for name in free_names(graph) if name in self._levels)
 
     def _branch(self, node: onnx.NodeProto) -> Branch:
@@ -278,12 +278,12 @@ class Partition:
 
     def _arm(self, node: onnx.NodeProto, word: str) -> Arm:
         graph = body(node, f"{word}_branch")
-        captured = self._captured(graph)
+        captured = self._captures(graph)
         return Arm(self._context.define(f"{name_of(node)}_{word}", graph, [*map(self._type, captured)]), captured)
 
     def _loop(self, node: onnx.NodeProto) -> Loop:
         label, graph, carried = name_of(node), body(node, "body"), tuple(node.input[2:])
-        captured = self._captured(graph)
+        captured = self._captures(graph)
         iteration, on, *own = (entry.name for entry in graph.input)
         dtypes = [self._type(name).dtype for name in carried]
         params = [Param(iteration, "int64", ()), Param(on, "bool", ())]

@@ -21,7 +21,7 @@ from retune.compiler.frontend.types import (
     check_outputs,
     fed_inputs,
     form_of,
-    narrowed,
+    narrow_dims,
     param_of,
     tensor_type,
     write_dims,
@@ -78,7 +78,7 @@ def _params(model: onnx.ModelProto, shapes: Dimensions) -> tuple[Param, ...]:
     params = []
     for entry in fed_inputs(model, shapes):
         param = replace(param_of(entry), dtype=dtype_of(entry))
-        params.append(narrowed(param, shapes[entry.name]) if entry.name in shapes else param)
+        params.append(narrow_dims(param, shapes[entry.name]) if entry.name in shapes else param)
     return tuple(params)
 
 
@@ -107,9 +107,7 @@ def _with_types(model: onnx.ModelProto, params: Sequence[Param]) -> onnx.GraphPr
     pools = [pool for pool, _ in _pools(model.graph, {})]
     inferred = pools
     # A pool's new extents may change the next pool's.
-    while (
-        padded := [_padded(pool, dims) for pool, (_, dims) in zip(pools, _pools(graph, {}), strict=True)]
-    ) != inferred:
+    while (padded := [_pad(pool, dims) for pool, (_, dims) in zip(pools, _pools(graph, {}), strict=True)]) != inferred:
         for (node, _), inferred_pool in zip(_pools(light.graph, {}), padded, strict=True):
             node.CopyFrom(inferred_pool)
         graph, inferred = inferred_graph(light), padded
@@ -138,7 +136,7 @@ def _pools(graph: onnx.GraphProto, known: Mapping[str, Dims | None]) -> Iterator
             yield from _pools(inner, known)
 
 
-def _padded(pool: onnx.NodeProto, dims: Dims | None) -> onnx.NodeProto:
+def _pad(pool: onnx.NodeProto, dims: Dims | None) -> onnx.NodeProto:
     extents = tuple(dim for dim in (dims or ())[2:] if isinstance(dim, int))
     return without_ceil_mode(pool, extents) if dims and len(extents) == len(dims) - 2 > 0 else pool
 

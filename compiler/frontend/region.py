@@ -66,7 +66,7 @@ class OnnxRegion(Region):
                 message = f"region {self.name}: nothing says which elements {name!r} has"
                 raise UnknownValueError(message, (name,))
             fed.append(Value(name, shapes[name], dtype))
-        return self._converted(fed, values, constants)
+        return self._convert(fed, values, constants)
 
     def evaluate(self, inputs: Mapping[str, Any], constants: Mapping[str, Array]) -> tuple[RuntimeValue, ...]:
         """The outputs. Raises: ShapeMismatchError, with the names of nodes, for invalid values."""
@@ -84,7 +84,7 @@ class OnnxRegion(Region):
         self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> Region:
         """The symbolic region; the region itself if types are unknown, data decides, or converters need numbers."""
-        described = self._described(dims, fixed, constants)
+        described = self._describe(dims, fixed, constants)
         if described is None:
             return self
         inputs, known = described
@@ -105,7 +105,7 @@ class OnnxRegion(Region):
             read=lambda _, data: OnnxRegion.from_bytes(data),
         )
 
-    def _described(
+    def _describe(
         self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> tuple[list[Value], dict[str, Array]] | None:
         """The inputs with symbolic dimensions, and the elements of constant ones; None if too little is known."""
@@ -145,7 +145,7 @@ class OnnxRegion(Region):
             graph = builder.finish({name: names[name] for name in self.outputs})
         return SymbolicGraph(graph, assumed.guards, frozenset(known))
 
-    def _converted(self, fed: Sequence[Value], values: Mapping[str, Array], constants: Mapping[str, Array]) -> Graph:
+    def _convert(self, fed: Sequence[Value], values: Mapping[str, Array], constants: Mapping[str, Array]) -> Graph:
         builder, names = self._conversion(fed, values, constants)
         graph = builder.finish({name: names[name] for name in self.outputs})
         check_results(self, graph)

@@ -72,18 +72,18 @@ def check_outputs(model: onnx.ModelProto, computed: Sequence[Param]) -> None:
     Raises: ModelFormatError that names the first output with another type.
     """
     for index, (entry, result) in enumerate(zip(model.graph.output, computed, strict=True)):
-        declared = _declared(entry)
+        declared = _declaration(entry)
         computes = Param(entry.name, result.dtype, result.dims, result.form)
         if result.dtype is not None and declared.dtype not in (None, result.dtype):
             raise ModelFormatError(
                 f"the output {declared} is declared so, but the nodes compute {computes}: "
                 "correct or clear its declaration"
             )
-        if not _fit(declared, result) and not _repeats(declared, _inferred(model, index)):
+        if not _are_compatible(declared, result) and not _repeats(declared, _infer_type(model, index)):
             _log.warning("the output %s is declared so, but the nodes compute %s", declared, computes)
 
 
-def _fit(declared: Param, result: Param) -> bool:
+def _are_compatible(declared: Param, result: Param) -> bool:
     """Whether the dimensions of both could belong to one value."""
     if declared.dims is None or result.dims is None:
         return True
@@ -98,7 +98,7 @@ def _repeats(declared: Param, inferred: Param) -> bool:
     return len(declared.dims or ()) == len(inferred.dims or ()) and all(a == b for a, b in pairs if isinstance(a, int))
 
 
-def _inferred(model: onnx.ModelProto, index: int) -> Param:
+def _infer_type(model: onnx.ModelProto, index: int) -> Param:
     """ONNX's inferred type of an output, without the file's declarations."""
     light = onnx.ModelProto()
     light.CopyFrom(without_large_weights(model))
@@ -106,7 +106,7 @@ def _inferred(model: onnx.ModelProto, index: int) -> Param:
     return param_of(inferred_graph(light).output[index])
 
 
-def _declared(entry: onnx.ValueInfoProto) -> Param:
+def _declaration(entry: onnx.ValueInfoProto) -> Param:
     """A model's declaration of an output, including element types that we lack."""
     if form_of(entry) is None:
         return Param(entry.name, entry.type.WhichOneof("value"))
@@ -135,7 +135,7 @@ def _dimension(dimension: onnx.TensorShapeProto.Dimension) -> Dimension:
     return symbol if is_name else None
 
 
-def narrowed(param: Param, dims: Sequence[Dimension]) -> Param:
+def narrow_dims(param: Param, dims: Sequence[Dimension]) -> Param:
     """The param with the caller's dimensions `dims`.
 
     Raises: ModelFormatError when they contradict the model.

@@ -7,7 +7,7 @@ import numpy as np
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
-from retune.compiler.graph.partition.memoize import memoized
+from retune.compiler.graph.partition.memoize import memoize
 from retune.compiler.graph.verify import call_of, infer_value
 from retune.compiler.ir.dims import Dim, integers
 from retune.compiler.ops import OPS, FusionKind
@@ -93,7 +93,7 @@ class GraphBuilder:
         # Before anything of that size is allocated or folded.
         if isinstance(value.size, int) and value.size > _MOST_ELEMENTS:  # a `Dim` is no int, and may be any number
             raise call_of(node, described).misfit(f"{value} has too many elements")
-        constant = self._folded(node, value, described)
+        constant = self._fold(node, value, described)
         if constant is not None:
             return self.constant(constant, wish)
         self._nodes.append(node)
@@ -101,7 +101,7 @@ class GraphBuilder:
         self._producers[node.output] = node
         return node.output
 
-    def _folded(self, node: Node, value: Value, described: Sequence[Value]) -> Array | None:
+    def _fold(self, node: Node, value: Value, described: Sequence[Value]) -> Array | None:
         """The constant that replaces a node, if there is one. Raises: DefinitionError."""
         if value.size == 0:
             return np.empty(value.shape, value.dtype)
@@ -119,7 +119,7 @@ class GraphBuilder:
         if not is_known:
             return evaluate_node(node, [np.empty(v.shape, v.dtype) for v in described])
         known = [self._constants[operand] for operand in node.inputs]
-        return memoized((node.op, tuple(sorted(node.attrs.items()))), known, lambda: evaluate_node(node, known))
+        return memoize((node.op, tuple(sorted(node.attrs.items()))), known, lambda: evaluate_node(node, known))
 
     def filled(self, number: float, dtype: str, shape: Sequence[int]) -> str:
         """A constant of this shape whose elements all equal `number`."""
@@ -170,7 +170,7 @@ class GraphBuilder:
         alive.update(value.name for value in self._inputs)
         final, copies = self._final_names(outputs, alive)
         nodes = [
-            Node(node.op, _named(final, node.inputs), _named(final, node.outputs), node.attrs, node.name)
+            Node(node.op, _rename(final, node.inputs), _rename(final, node.outputs), node.attrs, node.name)
             for node in reversed(live_nodes)
         ]
         nodes += [Node("identity", (final[source],), (wanted,)) for wanted, source in copies.items()]
@@ -235,7 +235,7 @@ def _unused(wish: str, taken: Container[str], counts: dict[str, int]) -> str:
     return f"{wish}_{count}"
 
 
-def _named(final: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:
+def _rename(final: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple([final[name] for name in names])
 
 
@@ -253,7 +253,7 @@ def rewrite(graph: Graph, convert: Convert) -> Graph:
     for name, array in graph.constants.items():
         new_name[name] = builder.constant(array, name)
     for node in graph.nodes:
-        renamed = Node(node.op, _named(new_name, node.inputs), node.outputs, node.attrs, node.name)
+        renamed = Node(node.op, _rename(new_name, node.inputs), node.outputs, node.attrs, node.name)
         result = convert(builder, renamed)
         if result is None:
             known = graph.values[node.output] if _has_same_types(graph, node, builder, renamed) else None

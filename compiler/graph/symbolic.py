@@ -55,7 +55,7 @@ class SymbolicBuilder(GraphBuilder):
         vector = self.emit("extents", [], {"values": tuple(array.flat)}, output=name)
         return vector if array.ndim == 1 else self.emit("reshape", [vector], {"shape": array.shape}, output=name)
 
-    def _folded(self, node: Node, value: Value, described: Sequence[Value]) -> None:
+    def _fold(self, node: Node, value: Value, described: Sequence[Value]) -> None:
         """Register a constant without computing it."""
         is_known = node.op not in KEPT and all(map(self._is_known, node.inputs))
         if is_known or value.size == 0 or all(operand.size == 0 for operand in described):
@@ -67,12 +67,12 @@ class SymbolicBuilder(GraphBuilder):
         """
         node = self._producers.get(name)
         if node is not None and node.op in WEIGHTS and all(map(self._is_known, node.inputs)):
-            return self._evaluated(node)
+            return self._evaluate(node)
         if name in self._constants:
             return self._constants[name]
         if name in self._known and self._known[name] is None:
             assert node is not None, "the elements of an input are given"
-            self._known[name] = self._evaluated(node)
+            self._known[name] = self._evaluate(node)
         return self._known.get(name)
 
     def is_constant(self, name: str) -> bool:
@@ -84,7 +84,7 @@ class SymbolicBuilder(GraphBuilder):
     def _is_known(self, name: str) -> bool:
         return name in self._known or name in self._constants
 
-    def _evaluated(self, node: Node) -> Array:
+    def _evaluate(self, node: Node) -> Array:
         """The elements of a node of constants. Raises: DefinitionError."""
         described = [self._values[name] for name in node.inputs]
         arrays = [self.array(name) for name in node.inputs]
@@ -159,13 +159,13 @@ class SymbolicGraph:
         fixed = {value.name: constants[value.name] for value in self.graph.inputs if value.name in constants}
         names |= {name: builder.constant(array, name) for name, array in (fixed | dict(self.graph.constants)).items()}
         for node in self.graph.nodes:
-            attrs = {key: _substituted(attr, numbers) for key, attr in node.attrs.items()}
+            attrs = {key: _substitute(attr, numbers) for key, attr in node.attrs.items()}
             operands = [names[name] for name in node.inputs]
             names[node.output] = builder.emit(node.op, operands, attrs, name=node.name, output=node.output)
         return builder.finish({name: names[name] for name in self.graph.outputs})
 
 
-def _substituted(attr: Attribute, numbers: Mapping[str, int]) -> Attribute:
+def _substitute(attr: Attribute, numbers: Mapping[str, int]) -> Attribute:
     if isinstance(attr, tuple):
         return tuple(substitute(item, numbers) for item in attr)
     return substitute(attr, numbers) if isinstance(attr, Dim) else attr

@@ -136,16 +136,16 @@ class Dim(_Integer):
         return result
 
     def __floordiv__(self, other: int) -> int:
-        return _divided(self, other)[0] if is_integer(other) else NotImplemented
+        return _divide(self, other)[0] if is_integer(other) else NotImplemented
 
     def __rfloordiv__(self, other: int) -> int:
-        return _divided(other, self)[0] if is_integer(other) else NotImplemented
+        return _divide(other, self)[0] if is_integer(other) else NotImplemented
 
     def __mod__(self, other: int) -> int:
-        return _divided(self, other)[1] if is_integer(other) else NotImplemented
+        return _divide(self, other)[1] if is_integer(other) else NotImplemented
 
     def __rmod__(self, other: int) -> int:
-        return _divided(other, self)[1] if is_integer(other) else NotImplemented
+        return _divide(other, self)[1] if is_integer(other) else NotImplemented
 
     # Comparisons
 
@@ -256,7 +256,7 @@ def _product(lhs: int, rhs: int) -> int:
     return _made(terms)
 
 
-def _divided(value: int, by: int) -> tuple[int, int]:
+def _divide(value: int, by: int) -> tuple[int, int]:
     """Quotient and remainder: the terms that `by` divides, and a `Quotient` of the others."""
     if not by:
         raise ZeroDivisionError("a dimension divided by 0")
@@ -362,8 +362,8 @@ def _decide_zero(value: int) -> bool:
         return False
     if len(value.terms) == 1:  # a product is zero when a factor is
         ((atoms, _),) = value.terms.items()
-        return any(_assumed(Dim({(atom,): 1}), is_zero=True) for atom in dict.fromkeys(atoms))
-    return _assumed(value, is_zero=True)
+        return any(_decide(Dim({(atom,): 1}), is_zero=True) for atom in dict.fromkeys(atoms))
+    return _decide(value, is_zero=True)
 
 
 def _decide_positive(value: int) -> bool:
@@ -375,10 +375,10 @@ def _decide_positive(value: int) -> bool:
     # A product that is never negative is positive exactly where no factor is 0.
     if len(value.terms) == 1 and low == 0:
         return not _decide_zero(value)
-    return _assumed(value, is_zero=False)
+    return _decide(value, is_zero=False)
 
 
-def _assumed(dim: Dim, *, is_zero: bool) -> bool:
+def _decide(dim: Dim, *, is_zero: bool) -> bool:
     assumptions: Assumptions | None = getattr(_active, "assumptions", None)
     if assumptions is None:
         raise DefinitionError(f"whether {dim} is {'zero' if is_zero else 'positive'} is not known before the run")

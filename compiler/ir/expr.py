@@ -23,7 +23,7 @@ from typing import Union
 
 import numpy as np
 
-from retune.compiler.core.dtype import NARROW, arithmetic_type, finite_limit, item_bytes, number_type, promoted
+from retune.compiler.core.dtype import NARROW, arithmetic_type, finite_limit, item_bytes, number_type, promoted_type
 from retune.compiler.core.dtype import is_float as is_float
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.dims import Dim
@@ -309,7 +309,7 @@ def promote(lhs: Operand, rhs: Operand) -> tuple[Expr, Expr]:
     left, right = as_expr(lhs), as_expr(rhs)
     if left.dtype == right.dtype:
         return left, right
-    common = promoted(left.dtype, right.dtype)
+    common = promoted_type(left.dtype, right.dtype)
     return cast(common, left), cast(common, right)
 
 

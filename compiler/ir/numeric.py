@@ -104,7 +104,7 @@ _CALLS: dict[str, Callable[..., Array]] = {
 }
 
 
-def converted(values: Array, dtype: str) -> Array:
+def convert(values: Array, dtype: str) -> Array:
     """`values` as `dtype`."""
     # NumPy knows no conversion between two types of ml_dtypes.
     wide = values.astype(arithmetic_type(values.dtype.name))

@@ -148,11 +148,11 @@ def nest(loops: Sequence[For], body: Stmt) -> Stmt:
     return body
 
 
-def allocated(stmt: Stmt, scope: str) -> tuple[tuple[Buffer, ...], Stmt]:
+def peel_allocations(stmt: Stmt, scope: str) -> tuple[tuple[Buffer, ...], Stmt]:
     """The buffers of a scope that a statement begins by allocating, and the statement in which they live."""
     match stmt:
         case Allocate(buffer, body) if buffer.scope == scope:
-            buffers, inner = allocated(body, scope)
+            buffers, inner = peel_allocations(body, scope)
             return (buffer, *buffers), inner
     return (), stmt
 

@@ -291,7 +291,7 @@ def map_own(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
             same = value is stmt.value and all(new is old for new, old in zip(indices, stmt.indices, strict=True))
             return stmt if same else replace(stmt, indices=indices, value=value)
         case TensorStmt():
-            return stmt.mapped(rule)
+            return stmt.map_exprs(rule)
     return stmt
 
 

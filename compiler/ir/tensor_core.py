@@ -139,7 +139,7 @@ class TensorStmt(Together):
         """The expressions of the statement; none unless a class has some."""
         yield from ()
 
-    def mapped(self, rule: Callable[[Expr], Expr]) -> Self:  # noqa: ARG002
+    def map_exprs(self, rule: Callable[[Expr], Expr]) -> Self:  # noqa: ARG002
         """The statement with `rule` applied to its expressions."""
         return self
 
@@ -156,7 +156,7 @@ class Transfer(TensorStmt):
     def exprs(self) -> Iterator[Expr]:
         yield from (*self.indices, *self.source_indices)
 
-    def mapped(self, rule: Callable[[Expr], Expr]) -> Self:
+    def map_exprs(self, rule: Callable[[Expr], Expr]) -> Self:
         targets, sources = tuple(map(rule, self.indices)), tuple(map(rule, self.source_indices))
         return replace(self, indices=targets, source_indices=sources)
 
@@ -181,8 +181,8 @@ class AsyncCopy(Transfer):
     def exprs(self) -> Iterator[Expr]:
         yield from (*self.indices, *self.source_indices, self.condition)
 
-    def mapped(self, rule: Callable[[Expr], Expr]) -> Self:
-        return replace(Transfer.mapped(self, rule), condition=rule(self.condition))
+    def map_exprs(self, rule: Callable[[Expr], Expr]) -> Self:
+        return replace(Transfer.map_exprs(self, rule), condition=rule(self.condition))
 
     def __str__(self) -> str:
         target, source = self.side_texts()
@@ -253,7 +253,7 @@ class Multiplication(TensorStmt):
     def exprs(self) -> Iterator[Expr]:
         yield from (*self.at, *self.left_at, *self.right_at)
 
-    def mapped(self, rule: Callable[[Expr], Expr]) -> Self:
+    def map_exprs(self, rule: Callable[[Expr], Expr]) -> Self:
         at, left, right = (tuple(map(rule, each)) for each in (self.at, self.left_at, self.right_at))
         return replace(self, at=at, left_at=left, right_at=right)
 
@@ -367,7 +367,7 @@ class WarpgroupWait(TensorStmt):
     def exprs(self) -> Iterator[Expr]:
         yield from self.at
 
-    def mapped(self, rule: Callable[[Expr], Expr]) -> Self:
+    def map_exprs(self, rule: Callable[[Expr], Expr]) -> Self:
         return replace(self, at=tuple(map(rule, self.at)))
 
     def __str__(self) -> str:

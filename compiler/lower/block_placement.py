@@ -113,13 +113,13 @@ def in_parallel(
         digit = digit // dim_expr(counts[position + 1])
         own = digit % dim_expr(counts[position]) if position else digit
         bindings.append((origin_of(around[position].known), _origin(around[position], own), MOST))
-    body = block(*_chosen(index, blocks))
+    body = block(*_choose(index, blocks))
     for var, value, extent in reversed(bindings):
         body = Let(var, value, extent, body)
     return For(turn, total * (1 if strips is None else strips.extent), LoopKind.PARALLEL, body)
 
 
-def _chosen(index: Var, blocks: Sequence[tuple[Region, Stmt]]) -> Iterator[Stmt]:
+def _choose(index: Var, blocks: Sequence[tuple[Region, Stmt]]) -> Iterator[Stmt]:
     """The block number `index` of all regions."""
     before = 0
     for region, body in blocks:

@@ -19,9 +19,9 @@ from retune.compiler.ir.visit import substitute, transform, variables
 from retune.compiler.lower.nests import (
     NestLoop,
     first_reduction,
-    fixed,
-    fixed_all,
     join_into,
+    known_extent,
+    known_extents,
     loop_var,
     loop_vars,
     points_of,
@@ -36,7 +36,7 @@ from retune.compiler.schedule.access import held_types, stored_types
 from retune.compiler.schedule.bounds import fused_parts_of, infer_stage_bounds
 from retune.compiler.schedule.inlining import inline_body
 from retune.compiler.schedule.linear import Linear, LoopKey
-from retune.compiler.schedule.relations import axis_exprs, buffer_strides, overrunning, rejoined
+from retune.compiler.schedule.relations import axis_exprs, buffer_strides, overrunning, rejoin_factors
 from retune.compiler.schedule.state import (
     ANNOTATION_TEXT,
     Annotation,
@@ -97,7 +97,7 @@ class LoopBuilder:
         self.fused_parts = fused_parts_of(self.bounds)
         own_loops = (loop for stage_bounds in self.bounds.values() for loop in stage_bounds.own)
         # Variables of loops with one iteration would hide equal indices from the simplifier: they become the literal 0.
-        self.trivial = {loop.key for loop in own_loops if fixed(loop.extent) == 1}
+        self.trivial = {loop.key for loop in own_loops if known_extent(loop.extent) == 1}
         self.strides: dict[int, tuple[int, ...]] = {}
         self.sums: dict[int, tuple[Buffer, ...]] = {}
         # The buffer of a state has an element a step; a stage that updates it writes the current element.
@@ -123,11 +123,11 @@ class LoopBuilder:
             stage_buffers = []
             for buffer_name, tensor, shape, dtype in zip(names, node.tensors, node.op.shapes, dtypes, strict=True):
                 if attached and bounds is not None:
-                    shape = self._allocated(stage_id, tuple(fixed(extent) for extent in bounds.region.extents))
+                    shape = self._allocate(stage_id, tuple(known_extent(extent) for extent in bounds.region.extents))
                     stage_buffers.append(Buffer(buffer_name, shape, dtype, self.scope_of(stage_id)))
                     continue
                 inner = not isinstance(node.op, PlaceholderOp) and tensor not in dag.outputs
-                shape = self._allocated(stage_id, shape)
+                shape = self._allocate(stage_id, shape)
                 stage_buffers.append(
                     Buffer(buffer_name, shape, dtype if inner else tensor.dtype, "workspace" if inner else "global")
                 )
@@ -153,12 +153,12 @@ class LoopBuilder:
     def _buffer(self, tensor: Tensor) -> Buffer:
         return self.buffers[self.state.dag.id_of(tensor)][tensor.value_index]
 
-    def _allocated(self, stage_id: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _allocate(self, stage_id: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a stage's buffer; a buffer with padding between its rows is flat and has strides."""
         padded = buffer_strides(self.state.stages[stage_id], shape)
         if padded is None:
             return shape
-        strides = tuple(map(fixed, padded))
+        strides = tuple(map(known_extent, padded))
         self.strides[stage_id] = strides
         return (shape[0] * strides[0],)
 
@@ -208,7 +208,7 @@ class LoopBuilder:
         # A function expects its inputs in their own layout.
         free = frozenset(self.buffers[i][0].name for i in dag.layout_free - function_inputs)
         limits = tuple(
-            (buffer.name, fixed(self.state.stages[i].unroll_limit))
+            (buffer.name, known_extent(self.state.stages[i].unroll_limit))
             for i in sorted(self.bounds)
             for buffer in (*self.buffers[i], *self.sums.get(i, ()))
         )
@@ -281,7 +281,7 @@ class LoopBuilder:
             absolute[axis] = local[axis] + self.start(low)
         stage = self.state.stages[stage_id]
         if isinstance(stage.location, Root):
-            absolute.update((joined, values[name]) for name, joined in rejoined(stage) if name in values)
+            absolute.update((joined, values[name]) for name, joined in rejoin_factors(stage) if name in values)
         return values, local, absolute
 
     def reduction(
@@ -374,7 +374,7 @@ class LoopBuilder:
     def loops_of(self, stage_id: int) -> list[NestLoop]:
         """The loops of a stage, outermost first."""
         stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
-        sizes = {loop.key[1]: fixed(loop.extent) for loop in bounds.own}
+        sizes = {loop.key[1]: known_extent(loop.extent) for loop in bounds.own}
         fused = {relation.fused: relation.parts for relation in stage.relations if isinstance(relation, FuseRelation)}
         loops = []
         for iterator, extent in zip(stage.iters, bounds.iter_extents, strict=True):
@@ -385,13 +385,13 @@ class LoopBuilder:
                 )
             var = loop_var((stage_id, iterator.name))
             parts = self._parts(stage_id, iterator.name, fused, sizes, var) if iterator.name in fused else ()
-            if iterator.kind is IterKind.MIXED and fixed(extent) > 1:
+            if iterator.kind is IterKind.MIXED and known_extent(extent) > 1:
                 raise LoweringError(
                     f"{stage.op.name}: the loop {iterator.name} mixes axes of the result with reduce axes; "
                     "fuse only loops of one kind"
                 )
             reduces = iterator.kind is not IterKind.SPATIAL and iterator.kind is not IterKind.SPECIAL
-            loops.append(NestLoop(var, fixed(extent), self.kinds[iterator.annotation], reduces, parts))
+            loops.append(NestLoop(var, known_extent(extent), self.kinds[iterator.annotation], reduces, parts))
         return loops
 
     def _parts(
@@ -420,9 +420,9 @@ class LoopBuilder:
         """Every axis relative to the region's start, and its splits and fusions, over the loops' variables."""
         stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
         loops: dict[str, Expr] = {
-            loop.key[1]: const(0) if fixed(loop.extent) == 1 else loop_var(loop.key) for loop in bounds.own
+            loop.key[1]: const(0) if known_extent(loop.extent) == 1 else loop_var(loop.key) for loop in bounds.own
         }
-        return axis_exprs(stage.relations, fixed_all(bounds.sizes), loops)
+        return axis_exprs(stage.relations, known_extents(bounds.sizes), loops)
 
     def guards_of(
         self, stage_id: int, op: ComputeOp, values: Mapping[str, Expr], absolute: Mapping[Expr, Expr]
@@ -431,24 +431,24 @@ class LoopBuilder:
         stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
         extents: dict[LoopKey, Number] = {key: part.extent for key, part in self.fused_parts.items()}
         extents.update((loop.key, loop.extent) for loop in (*bounds.outer, *bounds.own))
-        guards = [values[name] < size for name, size in overrunning(stage.relations, fixed_all(bounds.sizes))]
+        guards = [values[name] < size for name, size in overrunning(stage.relations, known_extents(bounds.sizes))]
         # A region has the same size everywhere, so at the edges of the tensor a part of it may be outside.
         for axis, low, extent in zip(op.axes, bounds.region.mins, bounds.region.extents, strict=True):
             start, end = low.limits(extents)
-            if fixed(end) + fixed(extent) > axis.extent:
+            if known_extent(end) + known_extent(extent) > axis.extent:
                 guards.append(absolute[axis] < axis.extent)
-            if fixed(start) < 0:
+            if known_extent(start) < 0:
                 guards.append(as_expr(0) <= absolute[axis])
         return [guard for guard in guards if variables(guard)]
 
     def start(self, form: Linear) -> Expr:
         """A region's first point; loops of one iteration are 0 and are left out."""
-        total: Expr = const(fixed(form.const))
+        total: Expr = const(known_extent(form.const))
         for key, coefficient in form.terms.items():
             if key in self.fused_parts:
-                total = total + self.local_exprs(key[0])[key[1]] * fixed(coefficient)
+                total = total + self.local_exprs(key[0])[key[1]] * known_extent(coefficient)
             elif key not in self.trivial:
-                total = total + loop_var(key) * fixed(coefficient)
+                total = total + loop_var(key) * known_extent(coefficient)
         return total
 
     def value(self, stage_id: int, axes: Mapping[Expr, Expr]) -> Expr:

@@ -75,7 +75,7 @@ def relayouts(dag: ComputeDAG, steps: Sequence[Step]) -> tuple[Relayout, ...]:
         source = dag.id_of(dag.inputs[names.index(name)])
         readers = dag.readers[source]
         axes = _axis_names(dag, readers[0], source) if len(readers) == 1 and source not in cached else None
-        digits = None if axes is None else _named(packing, dag.ops[source].shape, axes)
+        digits = None if axes is None else _axis_digits(packing, dag.ops[source].shape, axes)
         if axes is not None and digits is not None:
             changes.append(Relayout(source, readers[0], axes, digits))
     return tuple(sorted(changes, key=lambda change: change.source))
@@ -110,7 +110,7 @@ def _axis_names(dag: ComputeDAG, reader: int, source: int) -> tuple[str, ...] | 
     return tuple(names) if names and len(set(names)) == len(names) else None
 
 
-def _named(packing: Packing, shape: Sequence[int], axes: Sequence[str]) -> Digits | None:
+def _axis_digits(packing: Packing, shape: Sequence[int], axes: Sequence[str]) -> Digits | None:
     """The packing as digits of the axes; None when an inner digit is outside an outer digit of the same axis."""
     owner: list[str] = []
     for extent, axis in zip(shape, axes, strict=True):
@@ -173,14 +173,14 @@ def _with_transform(dag: ComputeDAG, steps: Sequence[Step], change: Relayout) ->
     rebuilt = _rebuilt(dag, nodes, change, rewritten)
     position = change.source + 1
     inserted = (*rebuilt.nodes[:position], Node((rewritten,), rewritten.op), *rebuilt.nodes[position:])
-    moved, stage = _renumbered(steps, position)
+    moved, stage = _renumber(steps, position)
     # As in TVM: of five or more loops three are fused and run in parallel, of three or four two.
     fused_loops = 3 if len(axes) >= 5 else 2 if len(axes) >= 3 else 1
     fuse = (Fuse(stage, tuple(range(fused_loops))),) if fused_loops > 1 else ()
     return rebuilt.with_nodes(inserted), (*moved, *fuse, Annotate(stage, 0, int(Annotation.PARALLEL)))
 
 
-def _renumbered(steps: Sequence[Step], stage: int) -> tuple[tuple[Step, ...], int]:
+def _renumber(steps: Sequence[Step], stage: int) -> tuple[tuple[Step, ...], int]:
     """The steps for a program with one more stage at number `stage`, and its final number."""
 
     def moved(number: int) -> int:
@@ -208,7 +208,7 @@ def _rebuilt(dag: ComputeDAG, nodes: Sequence[Node], change: Relayout, rewritten
         replaced[source] = rewritten
     new_nodes = list(nodes)
     for number, node in enumerate(nodes):
-        op = _relinked(dag, node.op, change, rewritten, replaced, number == change.reader)
+        op = _relink(dag, node.op, change, rewritten, replaced, number == change.reader)
         if op is not node.op:
             new_nodes[number] = Node.of(op)
             replaced.update(zip(node.tensors, new_nodes[number].tensors, strict=True))
@@ -216,7 +216,7 @@ def _rebuilt(dag: ComputeDAG, nodes: Sequence[Node], change: Relayout, rewritten
     return dag.with_nodes(new_nodes, ends[0], ends[1])
 
 
-def _relinked(
+def _relink(
     dag: ComputeDAG,
     op: Operation,
     change: Relayout,

@@ -75,7 +75,7 @@ def loop_vars(loop: NestLoop) -> set[Var]:
     return {loop.var, *(var for var, _, _ in loop.parts)}
 
 
-def fixed(value: Number) -> int:
+def known_extent(value: Number) -> int:
     """The number of the single program that is lowered. Raises: LoweringError when there are several."""
     if isinstance(value, int):
         return value
@@ -84,9 +84,9 @@ def fixed(value: Number) -> int:
     return int(value.reshape(()))
 
 
-def fixed_all(sizes: Mapping[str, Number]) -> dict[str, int]:
+def known_extents(sizes: Mapping[str, Number]) -> dict[str, int]:
     """Numbers of the single program that is lowered."""
-    return {name: fixed(size) for name, size in sizes.items()}
+    return {name: known_extent(size) for name, size in sizes.items()}
 
 
 def wrap_in_guards(conditions: list[Expr], stmt: Stmt) -> Stmt:

@@ -56,18 +56,18 @@ def scatter(
     outside = [guard for guard in guards if not variables(guard) & named.keys()]
     # The loops after the named axis stay innermost, in memory order.
     if not any(variables(expr) & {variable[axis] for axis in after} for expr in (*outside, *named.values())):
-        leaf, after = _looped(after, variable, leaf), []
+        leaf, after = _loop_over(after, variable, leaf), []
     for var, index in named.items():
         extent = spatial[var].extent
         leaf = If(index >= 0, If(index < extent, Let(var, index, extent, leaf)))
-    update = _looped([*axes[:first], *body.axes, *after], variable, wrap_in_guards(outside, leaf))
-    start = _looped(axes[1:], variable, stores(buffers, target, starts))
+    update = _loop_over([*axes[:first], *body.axes, *after], variable, wrap_in_guards(outside, leaf))
+    start = _loop_over(axes[1:], variable, stores(buffers, target, starts))
     size = prod(axis.extent for axis in axes)
     kind = LoopKind.PARALLEL if size >= _PARALLEL and axes[0].extent > 1 else LoopKind.SERIAL
     return block(For(variable[axes[0]], axes[0].extent, kind, start), update)
 
 
-def _looped(axes: Sequence[Axis], variable: Mapping[Axis, Var], stmt: Stmt) -> Stmt:
+def _loop_over(axes: Sequence[Axis], variable: Mapping[Axis, Var], stmt: Stmt) -> Stmt:
     for axis in reversed(axes):
         stmt = For(variable[axis], axis.extent, LoopKind.SERIAL, stmt)
     return stmt

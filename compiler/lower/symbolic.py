@@ -138,7 +138,7 @@ class _Builder:
         plan = self._plan()
         if not plan.outer:
             strips, body = self._block(plan, ())
-            return self._finished(body if strips is None else replace(strips, body=body))
+            return self._finish(body if strips is None else replace(strips, body=body))
         regions = {known: plan.regions_of(known) for known in plan.outer}
         # The class with several sizes of blocks, such as the rows of a tile; else the last.
         several = [known for known in plan.outer if len(regions[known]) > 1] or plan.outer[-1:]
@@ -149,24 +149,24 @@ class _Builder:
         blocks = [(region, body) for region, _, body in shares]
         loops = [(None, 0) if strips is None else (strips.var, strips.extent) for _, strips, _ in shares]
         if len(set(loops)) == 1:
-            return self._finished(in_parallel(around, blocks, shares[0][1], 0))
+            return self._finish(in_parallel(around, blocks, shares[0][1], 0))
         parts = (
             in_parallel(around, [(region, body)], strips, number)
             for number, (region, strips, body) in enumerate(shares)
         )
-        return self._finished(block(*parts))
+        return self._finish(block(*parts))
 
     def _block(self, plan: _Plan, outer: Sequence[Region]) -> tuple[For | None, Stmt]:
         """What a block of some regions computes, and the parallel loop around it, if it has one."""
         if plan.inner is None:
-            return placed(self._lowered(plan, outer), self.program, has_strips=plan.has_strips)
+            return placed(self._lower(plan, outer), self.program, has_strips=plan.has_strips)
         turns = []
         for region in plan.regions_of(plan.inner):
-            _, body = placed(self._lowered(plan, (*outer, region)), self.program, has_strips=False)
+            _, body = placed(self._lower(plan, (*outer, region)), self.program, has_strips=False)
             turns.append(in_turns(region, body, len(self.parts)))
         return None, block(*turns)
 
-    def _finished(self, body: Stmt) -> LoopFunction:
+    def _finish(self, body: Stmt) -> LoopFunction:
         """The kernel of this body. Raises: _UnsupportedError."""
         if len({part.packings for part in self.parts}) > 1:
             raise _UnsupportedError("its blocks read a constant in several layouts")
@@ -208,7 +208,7 @@ class _Builder:
     def _dag(self, sizes: Mapping[AxisClass, int]) -> ComputeDAG:
         return ComputeDAG(block_of(self.program, sizes, self.stand_ins))
 
-    def _lowered(self, plan: _Plan, regions: Sequence[Region]) -> LoopFunction:
+    def _lower(self, plan: _Plan, regions: Sequence[Region]) -> LoopFunction:
         """The loops of a block relative to its origin. Raises: _UnsupportedError."""
         dag = self._dag({region.known: region.size for region in regions})
         try:

@@ -14,12 +14,12 @@ import numpy as np
 from retune.compiler.core.dtype import (
     HALVES,
     NARROW,
-    accumulated,
     arithmetic_type,
     epsilon,
     finite_limit,
     is_float,
     item_bits,
+    sum_type,
 )
 from retune.compiler.ir.expr import Binary, Call, Cast
 from retune.compiler.ir.visit import parts
@@ -84,7 +84,7 @@ def roundings_of(dag: ComputeDAG) -> tuple[int, tuple[str, ...]]:
     return terms, tuple(sorted(filter(is_float, types)))
 
 
-def _widened(array: Array) -> Array:
+def _widen(array: Array) -> Array:
     """Floats of 16 bits or less as float32, so that differences are not rounded; integers below a byte as bytes."""
     dtype = array.dtype.name
     return array.astype(np.float32 if dtype in HALVES else arithmetic_type(dtype), copy=False)
@@ -106,7 +106,7 @@ class Expected:
         type. The allowance is relative to the largest element, since terms may cancel; a fixed part covers exp, tanh
         and similar functions.
         """
-        types, values = (values.dtype.name, *types), _widened(values)
+        types, values = (values.dtype.name, *types), _widen(values)
         if not is_float(values.dtype.name):
             return cls(name, values, np.zeros(values.shape, np.int8))
         finite = np.abs(values[np.isfinite(values)])
@@ -114,7 +114,7 @@ class Expected:
         # Probabilistic error bound of a sum of n terms (Higham and Mary, "A new approach to probabilistic rounding
         # error analysis", 2019, theorem 2.4): lambda * sqrt(n) * u, off with a probability of 2 exp(-lambda^2 / 2).
         # `epsilon` is 2 u, so lambda is 12: tensor cores truncate where others round.
-        wide = max(epsilon(accumulated(dtype)) for dtype in types)
+        wide = max(epsilon(sum_type(dtype)) for dtype in types)
         relative = _STEPS * max(map(epsilon, types)) + wide * (32.0 + 6.0 * math.sqrt(terms))
         relative = min(factor * min(relative, _MOST), _MOST_SCALED)
         allowed = np.where(np.isfinite(values), relative * (np.abs(values, dtype=np.float64) + scale), 0.0)
@@ -122,7 +122,7 @@ class Expected:
 
     def mismatch(self, actual: Array) -> str:
         """The differences of `actual`, as text; empty if there are none."""
-        actual = _widened(actual)
+        actual = _widen(actual)
         if not is_float(actual.dtype.name):
             wrong = actual != self.values
             if not wrong.any():

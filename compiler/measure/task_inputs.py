@@ -111,7 +111,7 @@ def register_task_input_check_func(
 
     Raises: OptionError when the name is taken, unless `override`.
     """
-    return registration(_registered, func_name, f, override)
+    return registration(_register, func_name, f, override)
 
 
 def special_inputs(task: SearchTask) -> dict[int, Array]:
@@ -143,7 +143,7 @@ def revision(workload_key: str) -> int:
     return _REVISIONS.get(workload_key, 0) + _REVISIONS.get(DEFAULT, 0)
 
 
-def _registered(name: str, function: F, override: bool) -> F:
+def _register(name: str, function: F, override: bool) -> F:
     if name in _CHECKS and not override:
         raise OptionError(f"the function {name} is registered already; use another name, or override it")
     _CHECKS[name] = function

@@ -24,7 +24,7 @@ from retune.compiler.model.features import FEATURE_NAMES
 from retune.compiler.model.metrics import ModelMetrics, judge
 from retune.compiler.model.random import random_scores
 from retune.compiler.model.saved_trees import check_trees
-from retune.compiler.model.training_data import archive_of, batches_in, header_of, open_archive, refusing_wrong_data
+from retune.compiler.model.training_data import archive_of, batches_in, header_of, open_archive, refuse_wrong_data
 from retune.compiler.model.training_set import History, TrainingRows, is_statement, throughputs
 from retune.compiler.runtime.atomic_write import atomic_write
 
@@ -149,7 +149,7 @@ class XGBModel:
 
     def training_data(self, most: int = 8192) -> list[TrainingBatch]:
         """A sample of the history for another model: at most `most` programs, a batch a task."""
-        return self._history.condensed(most, np.random.default_rng([self._seed, self._updates]))
+        return self._history.condense(most, np.random.default_rng([self._seed, self._updates]))
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """Scores (B,) of programs (B, S, F), about throughput over the task's best; hashes before any training."""
@@ -281,7 +281,7 @@ class XGBModel:
         """
         import xgboost
 
-        with refusing_wrong_data("cost model"):
+        with refuse_wrong_data("cost model"):
             archive = open_archive(data)
             header = header_of(archive, "the cost model is")
             model = cls(_count(header, "seed"), threads, _options_of(header["options"]))

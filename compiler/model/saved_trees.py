@@ -16,7 +16,7 @@ _PER_NODE = (
     "base_weights", "default_left", "left_children", "loss_changes", "parents", "right_children", "split_conditions",
     "split_indices", "split_type", "sum_hessian",
 )  # fmt: skip
-_WHOLE = frozenset(("default_left", "left_children", "parents", "right_children", "split_indices", "split_type"))
+_INTEGERS = frozenset(("default_left", "left_children", "parents", "right_children", "split_indices", "split_type"))
 _EMPTY = ("categories", "categories_nodes", "categories_segments", "categories_sizes")
 _TREE = {*_PER_NODE, *_EMPTY, "id", "tree_param"}
 _INT = 2**31
@@ -31,23 +31,23 @@ def check_trees(text: bytes, features: int) -> None:
     Raises: ValueError, KeyError, TypeError or RecursionError.
     """
     data = json.loads(text)
-    _keys(data, {"learner", "version"})
-    _whole(data["version"], 0, 1000)
+    _check_keys(data, {"learner", "version"})
+    _check_integers(data["version"], 0, 1000)
     learner = data["learner"]
-    _keys(
+    _check_keys(
         learner,
         {"attributes", "feature_names", "feature_types", "gradient_booster", "learner_model_param", "objective"},
     )
-    _none(learner, "attributes", "feature_names", "feature_types")
-    _settings(learner, features)
+    _check_empty(learner, "attributes", "feature_names", "feature_types")
+    _check_settings(learner, features)
     booster = learner["gradient_booster"]
-    _keys(booster, {"model", "name"})
+    _check_keys(booster, {"model", "name"})
     if booster["name"] != "gbtree":
         raise ValueError(f"a booster of the kind {booster['name']!r}")
-    _forest(booster["model"], features)
+    _check_forest(booster["model"], features)
 
 
-def _settings(learner: JsonObject, features: int) -> None:
+def _check_settings(learner: JsonObject, features: int) -> None:
     expected = {"boost_from_average": "0", "num_class": "0", "num_feature": str(features), "num_target": "1"}
     parameters = dict(learner["learner_model_param"])
     base = parameters.pop("base_score")
@@ -59,11 +59,11 @@ def _settings(learner: JsonObject, features: int) -> None:
         raise ValueError("another objective")
 
 
-def _forest(model: JsonObject, features: int) -> None:
-    _keys(model, {"cats", "gbtree_model_param", "iteration_indptr", "tree_info", "trees"}, may_lack={"cats"})
+def _check_forest(model: JsonObject, features: int) -> None:
+    _check_keys(model, {"cats", "gbtree_model_param", "iteration_indptr", "tree_info", "trees"}, may_lack={"cats"})
     if "cats" in model:
-        _keys(model["cats"], {"enc", "feature_segments", "sorted_idx"})
-        _none(model["cats"], "enc", "feature_segments", "sorted_idx")
+        _check_keys(model["cats"], {"enc", "feature_segments", "sorted_idx"})
+        _check_empty(model["cats"], "enc", "feature_segments", "sorted_idx")
     trees = model["trees"]
     if not isinstance(trees, list):
         raise TypeError("no list of trees")
@@ -73,14 +73,14 @@ def _forest(model: JsonObject, features: int) -> None:
     if model["tree_info"] != [0] * count or model["iteration_indptr"] != list(range(count + 1)):
         raise ValueError("trees of several outputs, or several to a round")
     for number, tree in enumerate(trees):
-        _keys(tree, _TREE)
-        _none(tree, *_EMPTY)
+        _check_keys(tree, _TREE)
+        _check_empty(tree, *_EMPTY)
         if tree["id"] is True or tree["id"] != number:
             raise ValueError(f"tree {number} is called {tree['id']!r}")
-        _tree(tree, features)
+        _check_tree(tree, features)
 
 
-def _tree(tree: JsonObject, features: int) -> None:
+def _check_tree(tree: JsonObject, features: int) -> None:
     lefts = tree["left_children"]
     nodes = len(lefts)
     expected = {"num_feature": str(features), "num_nodes": str(nodes), "size_leaf_vector": "1"}
@@ -91,18 +91,18 @@ def _tree(tree: JsonObject, features: int) -> None:
         values = tree[name]
         if not isinstance(values, list) or len(values) != nodes:
             raise ValueError(f"{name} is not of {nodes} nodes")
-        if name in _WHOLE:
-            _whole(values, -1, _INT)
+        if name in _INTEGERS:
+            _check_integers(values, -1, _INT)
         elif not all(isinstance(value, int | float) and abs(value) < _LARGEST for value in values):
             raise ValueError(f"{name} has what is no number")
     if any(tree["split_type"]) or not set(tree["default_left"]) <= {0, 1}:
         raise ValueError("splits of another type")
     if not all(0 <= feature < features for feature in tree["split_indices"]):
         raise ValueError("a split by a feature that there is not")
-    _reach(lefts, tree["right_children"], tree["parents"])
+    _check_reachable(lefts, tree["right_children"], tree["parents"])
 
 
-def _reach(lefts: Sequence[int], rights: Sequence[int], parents: Sequence[int]) -> None:
+def _check_reachable(lefts: Sequence[int], rights: Sequence[int], parents: Sequence[int]) -> None:
     """Check that every node is reached from the first in one way, and has the right parent."""
     seen = [False] * len(lefts)
     # Depth-first search with an explicit stack, because a malicious file may nest deeper than Python's recursion limit.
@@ -123,17 +123,17 @@ def _reach(lefts: Sequence[int], rights: Sequence[int], parents: Sequence[int]) 
         raise ValueError("a tree with nodes that are not reached")
 
 
-def _keys(data: object, allowed: set[str], may_lack: frozenset[str] | set[str] = frozenset()) -> None:
+def _check_keys(data: object, allowed: set[str], may_lack: frozenset[str] | set[str] = frozenset()) -> None:
     if not isinstance(data, dict) or not allowed - may_lack <= set(data) <= allowed:
         raise ValueError(f"other fields than {', '.join(sorted(allowed))}")
 
 
-def _none(holder: JsonObject, *names: str) -> None:
+def _check_empty(holder: JsonObject, *names: str) -> None:
     for name in names:
         if holder[name] not in ([], {}):
             raise ValueError(f"{name} is not empty")
 
 
-def _whole(values: object, least: int, end: int) -> None:
+def _check_integers(values: object, least: int, end: int) -> None:
     if not isinstance(values, list) or not all(type(value) is int and least <= value < end for value in values):
         raise ValueError(f"not all are integers from {least} to {end - 1}")

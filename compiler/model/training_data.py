@@ -30,12 +30,12 @@ def batches_from_bytes(data: bytes) -> list[TrainingBatch]:
     Raises: StoreError when the features are of another version or do not fit into the memory, CorruptRecordError for
     other data.
     """
-    with refusing_wrong_data("training data"):
+    with refuse_wrong_data("training data"):
         archive = open_archive(data)
         return list(batches_in(archive, header_of(archive, "the training data is")))
 
 
-def refusing_wrong_data(what: str) -> AbstractContextManager[None]:
+def refuse_wrong_data(what: str) -> AbstractContextManager[None]:
     """Turn any error of reading an archive of `what` into StoreError or CorruptRecordError."""
     return reject_damage(what, "the data", StoreError, CorruptRecordError)
 

@@ -50,7 +50,7 @@ class History:
             earlier.append(batch)
         return earlier
 
-    def condensed(self, most: int, rng: np.random.Generator) -> list[TrainingBatch]:
+    def condense(self, most: int, rng: np.random.Generator) -> list[TrainingBatch]:
         """One batch for each task and number of statements, with at most `most` programs in all: a fair share of every
         task, drawn at random, but always the task's fastest.
         """

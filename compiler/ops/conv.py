@@ -122,7 +122,7 @@ def _convolution(call: OpCall, rank: int) -> Lowered:
     """Of bfloat16, a channel that only the weight has is padding: dot products sum two."""
     dtype = call.types[0].dtype
     channels = _filled_channels(call, 2) if dtype == BFLOAT16 else None
-    return _lowered(call, _geometry(call, rank, channels), call.out_dtype or dtype)
+    return _lower(call, _geometry(call, rank, channels), call.out_dtype or dtype)
 
 
 def _filled_channels(call: OpCall, terms: int) -> int | None:
@@ -142,7 +142,7 @@ def _byte_convolution(call: OpCall, rank: int) -> Lowered:
     require_byte(call, "pad_value", call.types[0].dtype)
     require_bytes(call)
     # Dot products sum four bytes: missing channels read the padding, whose weights are zero.
-    return _lowered(call, _geometry(call, rank, _filled_channels(call, 4)), "int32")
+    return _lower(call, _geometry(call, rank, _filled_channels(call, 4)), "int32")
 
 
 def require_byte(call: OpCall, key: str, dtype: str) -> None:
@@ -152,7 +152,7 @@ def require_byte(call: OpCall, key: str, dtype: str) -> None:
     call.require(limits[0] <= value <= limits[1], f"{key} {value} is no {dtype}")
 
 
-def _lowered(call: OpCall, geometry: _Geometry, dtype: str) -> Lowered:
+def _lower(call: OpCall, geometry: _Geometry, dtype: str) -> Lowered:
     shape = (call.types[0].shape[0], *geometry.shape)
     return Lowered(shape, dtype, lambda data, weight: _compute(call, geometry, shape, dtype, data, weight))
 

@@ -43,12 +43,12 @@ def _conv_transpose2d(call: OpCall) -> Lowered:
     def build(data: Tensor, taps: Tensor) -> Tensor:
         if not last:
             raise call.misfit(f"a transposed convolution is lowered channels-last, not {call.text('layout')}")
-        return _interleaved(call, shape, data, taps)
+        return _interleave(call, shape, data, taps)
 
     return Lowered(shape, call.out_dtype or x.dtype, build)
 
 
-def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
+def _interleave(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
     """y[s * i + k - pad] += x[i] * w[k], phase by phase: phase a has the elements y with (y + pad) % s == a, which read
     the taps a, a + s, …
     """

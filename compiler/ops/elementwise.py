@@ -9,7 +9,7 @@ import numpy as np
 from retune.compiler import te
 from retune.compiler.core.dtype import HALVES, is_float, is_unsigned, item_bits
 from retune.compiler.ir.expr import Expr
-from retune.compiler.ir.numeric import converted
+from retune.compiler.ir.numeric import convert
 from retune.compiler.ops.op import (
     Array,
     FusionKind,
@@ -299,7 +299,7 @@ OPERATORS = (
         _ELEMENTWISE,
         "x in another dtype; floats truncate to ints",
         _cast,
-        lambda call, arrays: converted(arrays[0], call.text("dtype")),
+        lambda call, arrays: convert(arrays[0], call.text("dtype")),
         {"dtype": str},
     ),
     Op(

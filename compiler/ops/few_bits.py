@@ -30,7 +30,7 @@ def _weight_of(bits: int, operands: Sequence[Tensor], index: tuple[Expr, Expr, E
     return te.cast("float32", code) * scales[block, column] + offsets[block, column]
 
 
-def _checked(call: OpCall, operands: Sequence[Typed]) -> tuple[int, int, int, int]:
+def _check(call: OpCall, operands: Sequence[Typed]) -> tuple[int, int, int, int]:
     """Blocks of a column, bytes of a block, codes of a byte, and columns of packed weights."""
     codes, scale, offset = operands
     bits = call.integer("bits")
@@ -43,7 +43,7 @@ def _checked(call: OpCall, operands: Sequence[Typed]) -> tuple[int, int, int, in
 
 
 def _dequantize_bits(call: OpCall) -> Lowered:
-    blocks, size, held, columns = _checked(call, call.types)
+    blocks, size, held, columns = _check(call, call.types)
     shape, bits = (blocks * size * held, columns), call.integer("bits")
 
     def build(*operands: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def _dequantize_bits(call: OpCall) -> Lowered:
 
 def _dense_bits(call: OpCall) -> Lowered:
     x, *weights = call.types
-    blocks, size, held, columns = _checked(call, weights)
+    blocks, size, held, columns = _check(call, weights)
     fits = len(x.shape) == 2 and x.dtype == "float32" and x.shape[1] == blocks * size * held
     call.require(fits, "needs (M, K) of float32, with as many columns as a column has codes")
     shape, bits = (x.shape[0], columns), call.integer("bits")

@@ -320,7 +320,7 @@ def _scatter_elements(call: OpCall) -> Lowered:
             inside = te.if_then_else(te.logical_and(*near), same, te.const(False)) if near else same
             return inside, updates[point]
 
-        return _scattered(call, source, hit, [along])
+        return _scatter(call, source, hit, [along])
 
     return Lowered(x.shape, x.dtype, build)
 
@@ -346,7 +346,7 @@ def _scatter_nd(call: OpCall) -> Lowered:
             same = [te.equal(_from_front(indices[(*rows, te.const(d))], source.shape[d]), i[d]) for d in range(named)]
             return te.logical_and(*same), updates[(*rows, *i[named:])]
 
-        return _scattered(call, source, hit, rows)
+        return _scatter(call, source, hit, rows)
 
     return Lowered(x.shape, x.dtype, build)
 
@@ -365,13 +365,13 @@ def _joined_array(call: OpCall, x: Array, points: tuple[Array, ...], updates: Ar
     return result
 
 
-def _scattered(
+def _scatter(
     call: OpCall, source: Tensor, hit: Callable[[tuple[Expr, ...]], tuple[Expr, Expr]], axes: list[Axis]
 ) -> Tensor:
     """`hit` says of an element whether the update at the reduce axes goes there, and gives that update."""
     how = call.text("reduction")
     if not axes:
-        return te.compute(source.shape, lambda *i: _joined(how, source[i], *hit(i)), name=call.name)
+        return te.compute(source.shape, lambda *i: _join(how, source[i], *hit(i)), name=call.name)
     if how != "none":
         reducer = {"add": te.sum, "mul": te.prod, "max": te.max, "min": te.min}[how]
 
@@ -381,7 +381,7 @@ def _scattered(
             return reducer(te.if_then_else(here, update, te.const(neutral, source.dtype)), axes)
 
         joined = te.compute(source.shape, total, f"{call.name}_updates", {SCATTERS: True})
-        return te.compute(source.shape, lambda *i: _joined(how, source[i], te.const(True), joined[i]), name=call.name)
+        return te.compute(source.shape, lambda *i: _join(how, source[i], te.const(True), joined[i]), name=call.name)
 
     def latest(*i: Expr) -> tuple[Expr, ...]:
         here, update = hit(i)
@@ -395,7 +395,7 @@ def _scattered(
     return te.compute(source.shape, lambda *i: te.select(numbers[i] < 0, source[i], values[i]), name=call.name)
 
 
-def _joined(how: str, old: Expr, here: Expr, update: Expr) -> Expr:
+def _join(how: str, old: Expr, here: Expr, update: Expr) -> Expr:
     combined = {
         "none": lambda: update,
         "add": lambda: old + update,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.core.dtype import accumulated
+from retune.compiler.core.dtype import sum_type
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, widened
 from retune.compiler.te.reduction import Axis
@@ -37,11 +37,14 @@ def layer_norm(source: Tensor, scale: Tensor, bias: Tensor, axis: int, epsilon: 
 def _normalized(
     source: Tensor, axes: tuple[int, ...], epsilon: float, *, centred: bool, name: str, axis: int = -1, groups: int = 0
 ) -> Tensor:
-    """Over `axes`; with `groups`, also over each group of neighbors along `axis`, of which there are so many."""
+    """(x - mean) / sqrt(variance + epsilon), or x / sqrt(mean(x * x) + epsilon) if not `centred`.
+
+    Means are over `axes`; with `groups`, also over each of so many groups of neighbors along `axis`.
+    """
     other_axes = [dim for dim in range(len(source.shape)) if dim not in axes]
     outer = tuple(source.shape[dim] for dim in other_axes)
     size = source.shape[axis] // groups if groups else 1
-    wide = accumulated(source.dtype)
+    wide = sum_type(source.dtype)
     # A factor in place of a division for every row.
     share = 1.0 / (size * math.prod(source.shape[axis] for axis in axes))
 
@@ -52,8 +55,8 @@ def _normalized(
         at: dict[int, Expr] = {**dict(zip(other_axes, row, strict=True)), **dict(zip(axes, inner, strict=True))}
         return tuple(at[dim] for dim in range(len(source.shape)))
 
-    def whole(parts: Tensor) -> Callable[[tuple[Expr, ...]], Expr]:
-        """The sum that belongs to a row, of the sums of all rows: its own, or that of its group."""
+    def group_sum(parts: Tensor) -> Callable[[tuple[Expr, ...]], Expr]:
+        """A function of a row that gives its part of the sums `parts`: its own sum, or that of its group."""
         if not groups:
             return lambda i: parts[i]
         position = other_axes.index(axis)
@@ -70,7 +73,9 @@ def _normalized(
     q = [te.reduce_axis(source.shape[axis], f"q{axis}") for axis in axes]
     mean: Tensor | None = None
     if centred:
-        total = whole(te.compute(outer, lambda *i: te.sum(te.cast(wide, source[point(i, k)]), k), name=f"{name}_sum"))
+        total = group_sum(
+            te.compute(outer, lambda *i: te.sum(te.cast(wide, source[point(i, k)]), k), name=f"{name}_sum")
+        )
         # A mean and a factor for each element of `axis`, so that those who read them are in vectors.
         mean = te.compute(outer, lambda *i: total(i) * share, name=f"{name}_mean")
 
@@ -83,7 +88,7 @@ def _normalized(
         return te.sum(distance * distance, q)
 
     # Two passes: E[x^2] - E[x]^2 would cancel where the mean is large against the deviation.
-    squares = whole(te.compute(outer, square, name=f"{name}_squares"))
+    squares = group_sum(te.compute(outer, square, name=f"{name}_squares"))
     # One root a row; each element costs a subtraction and a product.
     factor = te.compute(outer, lambda *i: te.rsqrt(squares(i) * share + epsilon), name=f"{name}_factor")
     return te.compute(source.shape, lambda *i: te.cast(source.dtype, difference(i) * factor[row(i)]), name=name)
@@ -131,7 +136,7 @@ def _batch_norm(call: OpCall) -> Lowered:
     def build(data: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         def body(*i: Expr) -> Expr:
             factors = (tensor[i[axis]] for tensor in (scale, bias, mean, variance))
-            value, gain, shift, middle, spread = (te.cast(accumulated(x.dtype), read) for read in (data[i], *factors))
+            value, gain, shift, middle, spread = (te.cast(sum_type(x.dtype), read) for read in (data[i], *factors))
             return te.cast(x.dtype, (value - middle) / te.sqrt(spread + epsilon) * gain + shift)
 
         return te.compute(x.shape, body, name=call.name)

@@ -14,7 +14,7 @@ import numpy as np
 
 from retune.compiler import te
 from retune.compiler.core.dtype import Array as Array
-from retune.compiler.core.dtype import accumulated
+from retune.compiler.core.dtype import sum_type
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.dims import Dim
 from retune.compiler.ir.expr import Const, Expr
@@ -145,10 +145,10 @@ class OpCall(Attributed):
 
     def __str__(self) -> str:
         label = f"{self.op} {self.name!r}" if self.name else self.op
-        return f"{label} of ({'; '.join(map(_described, self.types))})"
+        return f"{label} of ({'; '.join(map(_describe, self.types))})"
 
 
-def _described(operand: Typed) -> str:
+def _describe(operand: Typed) -> str:
     name = getattr(operand, "name", "")
     inner = f"{operand.dtype}[{', '.join(map(str, operand.shape))}]"
     return f"{name}: {inner}" if name else inner
@@ -269,11 +269,11 @@ def summed_product(dtype: str, lhs: Expr, rhs: Expr, axes: Sequence[Axis]) -> Ex
     """The sum of `lhs * rhs` over `axes` as `dtype`. Halves are multiplied and summed in float32: the product of two of
     them is exact there, and may exceed their own range though the sum does not.
     """
-    wide = accumulated(dtype)
+    wide = sum_type(dtype)
     term = te.cast(wide, lhs) * te.cast(wide, rhs)
     return te.cast(dtype, te.sum(term, axes) if axes else term)
 
 
 def widened(array: Array) -> Array:
     """The array, in float32 if it holds halves."""
-    return array.astype(accumulated(array.dtype.name), copy=False)
+    return array.astype(sum_type(array.dtype.name), copy=False)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.core.dtype import accumulated, is_float
+from retune.compiler.core.dtype import is_float, sum_type
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.conv import (
     channels_last,
@@ -80,7 +80,7 @@ def _pool(call: OpCall, shape: Shape, data: Tensor, *, maximum: bool, name: str)
             # The identity of the reduction stands for padding, so it never wins a maximum nor adds to a sum.
             value = te.if_then_else(_inside(indices, data.shape, leaves), value, outside)
         # A sum of halves may exceed them, while their mean does not.
-        return te.max(value, window) if maximum else te.sum(te.cast(accumulated(data.dtype), value), window)
+        return te.max(value, window) if maximum else te.sum(te.cast(sum_type(data.dtype), value), window)
 
     return te.compute(shape, body, name=name)
 

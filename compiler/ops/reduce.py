@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.core.dtype import accumulated, is_float, item_bytes
+from retune.compiler.core.dtype import is_float, item_bytes, sum_type
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, widened
@@ -58,7 +58,7 @@ def _mean(call: OpCall) -> Lowered:
 def _sum_wide(value: Expr, axes: Sequence[Axis]) -> Expr:
     """The sum in a type that a sum of halves or of short integers does not exceed."""
     is_short = not is_float(value.dtype) and item_bytes(value.dtype) < item_bytes("int32")
-    return te.sum(te.cast("int32" if is_short else accumulated(value.dtype), value), axes)
+    return te.sum(te.cast("int32" if is_short else sum_type(value.dtype), value), axes)
 
 
 def _reduce(source: Tensor, axes: Sequence[int], combine: _Combine, shape: Shape, keepdims: bool, name: str) -> Tensor:
@@ -158,7 +158,7 @@ def _exponentials(x: Tensor, axis: int, name: str) -> tuple[Tensor, Tensor, Tens
     """max(x), exp(x - max(x)) and the sums of these along `axis`; the first and the last are without it. Of halves the
     powers are float32: a row of many may sum to more than the largest float16.
     """
-    wide = accumulated(x.dtype)
+    wide = sum_type(x.dtype)
     row_shape = tuple(extent for dim, extent in enumerate(x.shape) if dim != axis)
     # The largest exponent becomes 0: no power overflows, and the sum is at least 1.
     # fmax is one instruction on x86, a maximum that keeps NaNs three; the sum of the powers keeps them in any case.

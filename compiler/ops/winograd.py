@@ -151,7 +151,6 @@ def winograd_conv(
     data: Tensor,
     packed: Tensor,
     pads: Sequence[tuple[int, int]],
-    kernel: int = KERNEL,
     name: str = "winograd_conv",
     attrs: Mapping[str, object] | None = None,
 ) -> Tensor:
@@ -161,23 +160,23 @@ def winograd_conv(
     `attrs` are those of the stage that reads the weights.
     """
     alpha, taps, (channels_in, channels_out) = packed.shape[0], packed.shape[2:-2], packed.shape[-2:]
-    tile = alpha - kernel + 1
-    _, b, _ = transform_matrices(tile, kernel)
+    tile = alpha - KERNEL + 1
+    _, b, _ = transform_matrices(tile, KERNEL)
     batch = data.shape[0]
     extents = [have + sum(pad) for have, pad in zip(data.shape[1:-1], pads, strict=True)]
-    depth, (out_h, out_w) = tuple(extents[:-2]), (extent - kernel + 1 for extent in extents[-2:])
+    depth, (out_h, out_w) = tuple(extents[:-2]), (extent - KERNEL + 1 for extent in extents[-2:])
     out_depth = tuple(have - count + 1 for have, count in zip(depth, taps, strict=True))
     outer = ("z",) * len(taps)
     # The last tiles may compute results beyond the edge, which are never read.
     tiles_h, tiles_w = -(-out_h // tile), -(-out_w // tile)
-    padded = _padded(data, pads, (*depth, tiles_h * tile + kernel - 1, tiles_w * tile + kernel - 1))
+    padded = _pad(data, pads, (*depth, tiles_h * tile + KERNEL - 1, tiles_w * tile + KERNEL - 1))
     rows_of = _products(list(zip(*b, strict=True)))
 
     def row(eps: Expr, n: Expr, *at: Expr) -> Expr:
         *z, th, x, ci = at
         return rows_of(eps, [padded[(n, *z, th * tile + i, x, ci)] for i in range(alpha)])
 
-    shape = (alpha, batch, *depth, tiles_h, tiles_w * tile + kernel - 1, channels_in)
+    shape = (alpha, batch, *depth, tiles_h, tiles_w * tile + KERNEL - 1, channels_in)
     rows = te.compute(shape, row, "data_rows", varargs_names=(*outer, "th", "x", "ci"))
 
     def pack(eps: Expr, nu: Expr, n: Expr, *at: Expr) -> Expr:
@@ -198,7 +197,7 @@ def winograd_conv(
     shape = (alpha, alpha, batch, *out_depth, tiles_h, tiles_w, channels_out)
     names = (*outer, "th", "tw", "co")
     product = te.compute(shape, multiply, "bgemm", dict(attrs or {}), varargs_names=names)
-    return _transform_back(product, kernel, (batch, *out_depth, out_h, out_w, channels_out), name)
+    return _transform_back(product, KERNEL, (batch, *out_depth, out_h, out_w, channels_out), name)
 
 
 def _transform_back(product: Tensor, kernel: int, shape: Sequence[int], name: str) -> Tensor:
@@ -293,7 +292,7 @@ def _sum(terms: Sequence[tuple[float, Expr]]) -> Expr:
     return total
 
 
-def _padded(data: Tensor, pads: Sequence[tuple[int, int]], sizes: tuple[int, ...]) -> Tensor:
+def _pad(data: Tensor, pads: Sequence[tuple[int, int]], sizes: tuple[int, ...]) -> Tensor:
     """The input with zeros around it, as far as the tiles reach; the last ones may reach further than the padding."""
     inside = data.shape[1:-1]
     before = tuple(low for low, _ in pads)

@@ -300,13 +300,13 @@ class Archive:
         return json.loads(self.blob(name))
 
     def blob(self, name: str) -> bytes:
-        return bytes(self._checked(name, self._content(name)))
+        return bytes(self._check(name, self._content(name)))
 
     def array(self, name: str) -> Array:
         """A read-only array: a view of the mapped file if it is stored uncompressed."""
         facts, content = self._facts[name], self._content(name)
         if not self._stays_mapped(self._entries[name]) or len(content) < EAGER_BYTES:
-            self._checked(name, content)
+            self._check(name, content)
         dtype, shape = number_type(facts["dtype"]), facts["shape"]
         if not all(type(extent) is int and extent >= 0 for extent in shape):
             raise ValueError(f"an array of the shape {shape!r:.80}")
@@ -340,7 +340,7 @@ class Archive:
             raise ValueError(f"{name} has {len(content)} of {entry.file_size} bytes")
         return content
 
-    def _checked(self, name: str, content: memoryview) -> memoryview:
+    def _check(self, name: str, content: memoryview) -> memoryview:
         if hashlib.sha256(content).hexdigest() != self._facts[name]["sha256"]:
             raise ValueError(f"the checksum of {name} differs")
         return content

@@ -55,15 +55,15 @@ def aligned_array(shape: tuple[int, ...], dtype: str) -> Array:
 
     Raises: ArtifactError when there is no memory for it.
     """
-    return _aligned(shape, dtype, np.empty)
+    return _allocate(shape, dtype, np.empty)
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: str) -> Array:
     """An `aligned_array` of zeros; large arrays take memory on first touch."""
-    return _aligned(shape, dtype, np.zeros)
+    return _allocate(shape, dtype, np.zeros)
 
 
-def _aligned(shape: tuple[int, ...], dtype: str, make: Callable[..., Array]) -> Array:
+def _allocate(shape: tuple[int, ...], dtype: str, make: Callable[..., Array]) -> Array:
     nbytes = math.prod(shape) * item_bytes(dtype)
     try:
         raw = make(nbytes + ALIGNMENT, np.uint8)
@@ -185,7 +185,7 @@ class FencedArray:
 
     def protect(self, writable: bool) -> None:
         """Allow or forbid writing to the array; a forbidden write stops the process."""
-        _checked(_LIBC.mprotect(self._start, self._room, _PROT_READ_WRITE if writable else _PROT_READ), "mprotect")
+        _check(_LIBC.mprotect(self._start, self._room, _PROT_READ_WRITE if writable else _PROT_READ), "mprotect")
 
 
 def _map_fenced(room: int) -> int:
@@ -193,12 +193,12 @@ def _map_fenced(room: int) -> int:
     base = _LIBC.mmap(None, room + 2 * _PAGE, _PROT_NONE, _MAP_PRIVATE_ANONYMOUS, -1, 0)
     if base is None or base == _MAP_FAILED:
         raise MemoryError(f"no memory for a buffer of {room} bytes (error {ctypes.get_errno()})")
-    _checked(_LIBC.mprotect(base + _PAGE, room, _PROT_READ_WRITE), "mprotect")
+    _check(_LIBC.mprotect(base + _PAGE, room, _PROT_READ_WRITE), "mprotect")
     if room >= _HUGE_PAGE:
         _LIBC.madvise(base + _PAGE, room, _MADV_HUGEPAGE)  # advice: as NumPy does for its arrays; refusal is fine
     return int(base)
 
 
-def _checked(result: int, call: str) -> None:
+def _check(result: int, call: str) -> None:
     if result != 0:
         raise MeasureError(f"{call} failed with error {ctypes.get_errno()}")

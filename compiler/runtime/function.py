@@ -91,7 +91,7 @@ class KernelFunction(TimedFunctions):
         if artifact.symbols:
             sizes = artifact.sizes_of([np.shape(array) for array in inputs])
             artifact = artifact.at({name: sizes.get(name, 0) for name in artifact.symbols})
-        return [_prepared(artifact.name, spec, array) for spec, array in zip(artifact.inputs, inputs, strict=True)]
+        return [_prepare(artifact.name, spec, array) for spec, array in zip(artifact.inputs, inputs, strict=True)]
 
     def outputs(self, sizes: Mapping[str, int] | None = None) -> list[Array]:
         """New arrays for the outputs, filled with zeros; `sizes` are the values of the kernel's symbols.
@@ -121,14 +121,14 @@ def _as_numpy(kernel: str, spec: ArgSpec, array: Any) -> Array:
 def _usable(kernel: str, spec: ArgSpec, array: Array) -> Array:
     """The array itself, or its replacement for the kernel: packed, or a dense and aligned copy."""
     if spec.packing is not None and (array.ndim > 1 or array.size != spec.size):
-        return _prepared(kernel, spec, array)
+        return _prepare(kernel, spec, array)
     is_as_needed = array.flags.c_contiguous and address(array) % ALIGNMENT == 0
     if is_as_needed or array.dtype != np.dtype(spec.dtype):
         return array
     return aligned_copy(array)
 
 
-def _prepared(kernel: str, spec: ArgSpec, value: Array) -> Array:
+def _prepare(kernel: str, spec: ArgSpec, value: Array) -> Array:
     array = np.asarray(value)
     if array.dtype != np.dtype(spec.dtype) or array.shape != spec.shape:
         raise ArtifactError(

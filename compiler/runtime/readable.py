@@ -10,10 +10,10 @@ BUSY = 0.05
 """The share of contention from which on a warning is due."""
 
 
-def milliseconds(seconds: float | None, unknown: str = "-") -> str:
-    """A time in milliseconds with three digits, a timing's precision."""
+def milliseconds(seconds: float | None) -> str:
+    """A time in milliseconds with three digits, a timing's precision; "-" while it is unknown."""
     if seconds is None or not math.isfinite(seconds):
-        return unknown
+        return "-"
     # Rounded before the digits are counted: 9.996 has two decimals, but prints as 10.0.
     value = float(f"{seconds * 1e3:.3g}")
     digits = 2 - math.floor(math.log10(abs(value))) if value else 0

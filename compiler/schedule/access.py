@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from retune.compiler.core.dtype import accumulated
+from retune.compiler.core.dtype import sum_type
 from retune.compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Select
 from retune.compiler.ir.visit import uses, walk
 from retune.compiler.schedule.dag import ComputeDAG, cached_on_dag
@@ -194,7 +194,7 @@ def held_types(op: Operation) -> tuple[str, ...]:
     match op:
         # Extremes round nothing, so they stay in their own type.
         case ComputeOp(body=Reduce(combiner=combiner)) if combiner not in ("max", "min"):
-            return tuple(accumulated(value.dtype) for value in op.values)
+            return tuple(sum_type(value.dtype) for value in op.values)
     return stored_types(op)
 
 
@@ -204,7 +204,7 @@ def stored_types(op: Operation) -> tuple[str, ...]:
     match op:
         case ComputeOp(body=Reduce(combiner="sum" | "prod")):
             wide = wide or SCATTERS in op.attrs
-    return tuple(map(accumulated, op.dtypes)) if wide else op.dtypes
+    return tuple(map(sum_type, op.dtypes)) if wide else op.dtypes
 
 
 def consumers(state: State, stage_id: int) -> tuple[int, ...]:

@@ -53,10 +53,10 @@ def block_of(program: SymbolicProgram, sizes: Mapping[AxisClass, int], numbers: 
     def shape_of(op: PlaceholderOp) -> tuple[int, ...]:
         return tuple(stand_in(extent, numbers) for extent in op.shape)
 
-    return rebuild(program.tensors, shape_of, rule_of, partial(_shifted, program))
+    return rebuild(program.tensors, shape_of, rule_of, partial(_shift, program))
 
 
-def _shifted(program: SymbolicProgram, op: ComputeOp) -> Expr:
+def _shift(program: SymbolicProgram, op: ComputeOp) -> Expr:
     """The body with absolute points, origin + axis, except where reads are relative to the origin."""
     relative: dict[Expr, Expr] = {}
 

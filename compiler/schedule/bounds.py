@@ -18,7 +18,7 @@ from retune.compiler.ir.expr import Expr
 from retune.compiler.schedule.default.fused_parts import FusedPart, final_loops, fixed_with_parts
 from retune.compiler.schedule.inlining import inlined_stages, reads_of
 from retune.compiler.schedule.linear import Linear, LoopKey, linearize
-from retune.compiler.schedule.relations import loop_sizes, rejoined, unsplit
+from retune.compiler.schedule.relations import loop_sizes, rejoin_factors, unsplit
 from retune.compiler.schedule.state import (
     SHARED_SUFFIX,
     Annotation,
@@ -204,7 +204,7 @@ def _region_read(
     if any(low is None for low in mins):
         raise ScheduleError(f"{tensor.name}: nothing inside the loop it is computed in reads it")
     regions = [
-        _clipped(low, reach, full)
+        _clip(low, reach, full)
         for low, reach, full in zip(mins, highs, state.stages[stage_id].shape, strict=True)
         if low is not None
     ]
@@ -244,7 +244,7 @@ def _number(value: np.ndarray | np.integer | int) -> Number:
     return value if isinstance(value, np.ndarray) and value.ndim else int(value)
 
 
-def _clipped(low: Linear, reach: Number, full: Number) -> tuple[Linear, Number]:
+def _clip(low: Linear, reach: Number, full: Number) -> tuple[Linear, Number]:
     """The region within the tensor; a region as large as the tensor starts at 0 whatever the loops."""
     extent = reach + 1
     if isinstance(extent, int) and isinstance(full, int):
@@ -310,5 +310,5 @@ def _local_values(
     values = unsplit(stage.relations, sizes, {name: loop(name) for name in names}, parts_of, mul)
     local: dict[Expr, Linear] = {axis: values[axis.name] for axis in (*op.axes, *op.reduce_axes)}
     if isinstance(stage.location, Root):  # where an axis has the value of its loops, and no part of a region
-        local.update((joined, values[name]) for name, joined in rejoined(stage) if name in values)
+        local.update((joined, values[name]) for name, joined in rejoin_factors(stage) if name in values)
     return local, fused_parts

@@ -124,10 +124,8 @@ def as_matmul(dag: ComputeDAG, op_id: int, kind: str) -> ComputeDAG:
     )
     summed = Axis("k", _whole(_size(product.sums), depth), AxisKind.SPATIAL)
     outer = _digits(product.batch, batch)
-    left = _gathered(f"{op.name}{LEFT}", product.left, (batch, row, summed), (product.rows, product.sums), outer)
-    right = _gathered(
-        f"{op.name}{RIGHT}", product.right, (batch, summed, column), (product.sums, product.columns), outer
-    )
+    left = _gather(f"{op.name}{LEFT}", product.left, (batch, row, summed), (product.rows, product.sums), outer)
+    right = _gather(f"{op.name}{RIGHT}", product.right, (batch, summed, column), (product.sums, product.columns), outer)
     total = Axis("k", summed.extent, AxisKind.REDUCE)
     left_value, right_value = (_read(node, {summed: total}, op.body.source.dtype) for node in (left, right))
     # The product reads gathered copies, for which the inputs' layout does not matter.
@@ -188,7 +186,7 @@ def _digits(axes: Sequence[Axis], joined: Axis) -> dict[Expr, Expr]:
     return values
 
 
-def _gathered(
+def _gather(
     name: str,
     read: TensorRead,
     axes: tuple[Axis, Axis, Axis],

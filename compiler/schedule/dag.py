@@ -13,7 +13,7 @@ from typing import Any, TypeVar, TypeVarTuple
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.runtime.ffi.registry import find_function
-from retune.compiler.schedule.dag_text import dag_text, fingerprint, shortened
+from retune.compiler.schedule.dag_text import dag_text, fingerprint, shorten
 from retune.compiler.schedule.flops import UNKNOWN, flops_of
 from retune.compiler.schedule.op_order import outputs_in_order
 from retune.compiler.te.checks import check_reads, is_earlier
@@ -202,7 +202,7 @@ class ComputeDAG:
         return dag_text(self.ops, self.id_of, simple)
 
     def __str__(self) -> str:
-        return shortened(self.text())
+        return shorten(self.text())
 
 
 def _checked_reads(op: Operation) -> Iterator[Tensor]:

@@ -39,7 +39,7 @@ def dag_text(ops: Sequence[Operation], id_of: Callable[[Tensor], int], simple: b
     return "\n".join(lines)
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """The text with only the start and the end of lines that have more than 256 characters."""
     half = _MAX_LINE // 2
     return "\n".join(

@@ -29,7 +29,7 @@ def cache_write(dag: ComputeDAG, op_id: int, scope: str) -> ComputeDAG:
     body = substitute(op.body, {axis: renamed[axis] for axis in op.axes})
     cache = Node.of(ComputeOp(f"{op.name}.{scope}", tuple(renamed[axis] for axis in op.axes), body, op.attrs))
     copy = ComputeOp(op.name, op.axes, _read_at(cache, op.axes), attrs_of_result(op.attrs))
-    return _spliced(dag, op_id, 1, (cache, Node(node.tensors, copy)))
+    return _splice(dag, op_id, 1, (cache, Node(node.tensors, copy)))
 
 
 def cache_read(dag: ComputeDAG, op_id: int, scope: str, readers: Sequence[int]) -> ComputeDAG:
@@ -119,7 +119,7 @@ def rfactor(dag: ComputeDAG, op_id: int, factoring: Factoring) -> ComputeDAG:
     point = (*outer[: factoring.position], last, *outer[factoring.position :])
     total = replace(op.body, source=_read_at(partial, point), axes=(last,))
     final = ComputeOp(f"{op.name}.repl", outer, total, attrs_of_result(kept))
-    return _spliced(dag, op_id, 1, (partial, Node(node.tensors, final)))
+    return _splice(dag, op_id, 1, (partial, Node(node.tensors, final)))
 
 
 def _read_at(node: Node, point: tuple[Expr, ...]) -> Expr:
@@ -144,5 +144,5 @@ def attrs_of_result(attrs: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in attrs.items() if key != "layout_free_placeholders"}
 
 
-def _spliced(dag: ComputeDAG, start: int, count: int, new: Sequence[Node]) -> ComputeDAG:
+def _splice(dag: ComputeDAG, start: int, count: int, new: Sequence[Node]) -> ComputeDAG:
     return dag.with_nodes((*dag.nodes[:start], *new, *dag.nodes[start + count :]))

@@ -31,10 +31,10 @@ def _written_out(dag: ComputeDAG, stage_id: int, inlined: frozenset[int]) -> Exp
     """The body of an operation; programs of one sketch share it, whatever their tiles."""
     op = dag.ops[stage_id]
     assert isinstance(op, ComputeOp)
-    return _inlined(dag, op.body, inlined) if inlined else op.body
+    return _inline_reads(dag, op.body, inlined) if inlined else op.body
 
 
-def _inlined(dag: ComputeDAG, body: Expr, inlined: frozenset[int]) -> Expr:
+def _inline_reads(dag: ComputeDAG, body: Expr, inlined: frozenset[int]) -> Expr:
     def rule(node: Expr) -> Expr | None:
         if not isinstance(node, TensorRead):
             return None
@@ -45,7 +45,7 @@ def _inlined(dag: ComputeDAG, body: Expr, inlined: frozenset[int]) -> Expr:
         if not isinstance(op, ComputeOp):
             return None
         point: dict[Expr, Expr] = dict(zip(op.axes, node.indices, strict=True))
-        return substitute(_inlined(dag, op.values[node.tensor.value_index], inlined), point)
+        return substitute(_inline_reads(dag, op.values[node.tensor.value_index], inlined), point)
 
     return transform(body, rule)
 

@@ -32,21 +32,21 @@ def linearize(index: Expr, leaves: Mapping[Expr, Linear], extents: Mapping[LoopK
         case _ if is_float(index.dtype) or index.dtype == BOOL:
             pass
         case Cast() if index.dtype in ("int64", "int32"):
-            return _unwrapped(linearize(index.value, leaves, extents), index.dtype, extents)
+            return _unwrap(linearize(index.value, leaves, extents), index.dtype, extents)
         case Select():
             sides = (linearize(side, leaves, extents) for side in (index.then, index.otherwise))
             return _union(sides, extents)
         case Binary(op=BinaryOp.ADD | BinaryOp.SUB | BinaryOp.MUL | BinaryOp.FLOORDIV | BinaryOp.FLOORMOD):
             lhs = linearize(index.lhs, leaves, extents)
             rhs = linearize(index.rhs, leaves, extents)
-            return _unwrapped(_combine(index.op, lhs, rhs, extents), index.dtype, extents)
+            return _unwrap(_combine(index.op, lhs, rhs, extents), index.dtype, extents)
         case Binary(op=BinaryOp.MIN | BinaryOp.MAX):
             sides = (linearize(side, leaves, extents) for side in (index.lhs, index.rhs))
             return _union(sides, extents)
     return _UNKNOWN
 
 
-def _unwrapped(form: Linear, dtype: str, extents: Mapping[LoopKey, Number]) -> Linear:
+def _unwrap(form: Linear, dtype: str, extents: Mapping[LoopKey, Number]) -> Linear:
     """The form of a value of type `dtype`, which may wrap around."""
     if dtype == INDEX:
         return form

@@ -50,7 +50,7 @@ def _whole(what: str, value: object) -> int:
     return index(value)
 
 
-def _listed(what: str, values: Iterable[_Item]) -> tuple[_Item, ...]:
+def _list(what: str, values: Iterable[_Item]) -> tuple[_Item, ...]:
     if not isinstance(values, Iterable) or isinstance(values, Tensor):
         raise ScheduleError(f"{what} must be a list; got {values!r}")
     return tuple(values)
@@ -117,7 +117,7 @@ def split(
     number, index = stage_number(state, stage), loop_number(state, stage, loop)
     known = state.stages[number].iters[index : index + 1]
     extent = known[0].extent if known else None
-    parts = tuple(map(_length, _listed("the lengths", lengths)))
+    parts = tuple(map(_length, _list("the lengths", lengths)))
     # Records hold the extent, with 0 if unknown, as TVM's do.
     after = state.apply(Split(number, index, extent if isinstance(extent, int) else 0, parts, inner_to_outer))
     return after, _loops(after, number, index, len(parts) + 1)
@@ -147,7 +147,7 @@ def follow_fused_split(
     after (level 0): for i.0 in 32: for i.1 in 16: body(i)      with `by_factor` False: i.0 runs over 16, i.1 over 32
     """
     number, at = stage_number(state, stage), loop_number(state, stage, loop)
-    sources = tuple(_whole("the number of a step", step) for step in _listed("the steps", source_steps))
+    sources = tuple(_whole("the number of a step", step) for step in _list("the steps", source_steps))
     after = state.apply(FollowFusedSplit(number, at, sources, _whole("the level", level), by_factor))
     return after, _loops(after, number, at, 2)
 
@@ -159,7 +159,7 @@ def fuse(state: State, stage: StageRef, loops: Sequence[LoopRef]) -> tuple[State
     after:  for i@j@ in 128: body(i@j@ // 16, i@j@ % 16)
     """
     number = stage_number(state, stage)
-    indices = tuple(loop_number(state, number, loop) for loop in _listed("the loops", loops))
+    indices = tuple(loop_number(state, number, loop) for loop in _list("the loops", loops))
     after = state.apply(Fuse(number, indices))
     return after, after.stages[number].iters[indices[0] if indices else 0]
 
@@ -170,11 +170,11 @@ def reorder(state: State, stage: StageRef, order: Sequence[LoopRef]) -> State:
     before: for i: for j: for k: body      after (i, k, j): for i: for k: for j: body
     """
     number = stage_number(state, stage)
-    loops = _listed("the order", order)
+    loops = _list("the order", order)
     return state.apply(Reorder(number, tuple(loop_number(state, number, loop) for loop in loops)))
 
 
-def _annotated(state: State, stage: StageRef, loop: LoopRef, annotation: Annotation) -> tuple[State, Iterator]:
+def _annotate(state: State, stage: StageRef, loop: LoopRef, annotation: Annotation) -> tuple[State, Iterator]:
     number, index = stage_number(state, stage), loop_number(state, stage, loop)
     after = state.apply(Annotate(number, index, int(annotation)))
     return after, after.stages[number].iters[index]
@@ -185,7 +185,7 @@ def parallel(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Itera
 
     before: for i: body(i)      after: parallel i: body(i)
     """
-    return _annotated(state, stage, loop, Annotation.PARALLEL)
+    return _annotate(state, stage, loop, Annotation.PARALLEL)
 
 
 def vectorize(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Iterator]:
@@ -193,7 +193,7 @@ def vectorize(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Iter
 
     before: for j in 16: body(j)      after: vectorize j in 16: body(j)
     """
-    return _annotated(state, stage, loop, Annotation.VECTORIZE)
+    return _annotate(state, stage, loop, Annotation.VECTORIZE)
 
 
 def unroll(state: State, stage: StageRef, loop: LoopRef, max_unroll: int = -1) -> tuple[State, Iterator]:
@@ -206,7 +206,7 @@ def unroll(state: State, stage: StageRef, loop: LoopRef, max_unroll: int = -1) -
     # As in TVM, a loop that is too long stays as it is and no step is recorded.
     if _whole("the longest loop", max_unroll) != -1 and isinstance(extent, int) and extent > max_unroll:
         return state, state.stages[number].iters[at]
-    return _annotated(state, number, at, Annotation.UNROLL)
+    return _annotate(state, number, at, Annotation.UNROLL)
 
 
 def bind(state: State, stage: StageRef, loop: LoopRef, thread: str) -> tuple[State, Iterator]:
@@ -217,7 +217,7 @@ def bind(state: State, stage: StageRef, loop: LoopRef, thread: str) -> tuple[Sta
     """
     if not isinstance(thread, str) or thread not in _THREADS:
         raise ScheduleError(f"there is no thread {thread!r} to bind a loop to; known: {', '.join(_THREADS)}")
-    return _annotated(state, stage, loop, _THREADS[thread])
+    return _annotate(state, stage, loop, _THREADS[thread])
 
 
 def tensorize(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Iterator]:
@@ -226,7 +226,7 @@ def tensorize(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Iter
 
         before: for i in 16: for j in 8: for k in 16: c += a * b      after: tensorize i: tensorize j: tensorize k: …
     """
-    return _annotated(state, stage, loop, Annotation.TENSORIZE)
+    return _annotate(state, stage, loop, Annotation.TENSORIZE)
 
 
 def pipeline(state: State, stage: StageRef, loop: LoopRef, depth: int) -> State:
@@ -312,7 +312,7 @@ def cache_read(state: State, stage: StageRef, scope: str, readers: Sequence[Stag
                                        for i: C[i] = f(A.local[i])
     """
     number = stage_number(state, stage)
-    numbers = tuple(stage_number(state, reader) for reader in _listed("the readers", readers))
+    numbers = tuple(stage_number(state, reader) for reader in _list("the readers", readers))
     after = state.apply(CacheRead(number, _scope(scope), numbers))
     return after, after.dag.nodes[number + 1].tensor
 

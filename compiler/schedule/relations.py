@@ -132,7 +132,7 @@ def overrunning(relations: Sequence[Relation], sizes: Mapping[str, int]) -> Iter
                 yield relation.parent, sizes[relation.parent]
 
 
-def rejoined(stage: Stage) -> Iterator[tuple[str, Expr]]:
+def rejoin_factors(stage: Stage) -> Iterator[tuple[str, Expr]]:
     """Loops fused from axes of the operation, by name, each with its index over these axes."""
     if not isinstance(stage.op, ComputeOp):
         return

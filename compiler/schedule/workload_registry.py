@@ -41,10 +41,10 @@ def register_workload(func_name: F | str, f: F | None = None, override: bool = F
     """
     if not callable(func_name) and not isinstance(func_name, str):
         raise UnregisteredWorkloadError(f"a workload is registered under a string, not {func_name!r}")
-    return registration(_registered, func_name, f, override)
+    return registration(_register, func_name, f, override)
 
 
-def _registered(name: str, function: F, override: bool) -> F:
+def _register(name: str, function: F, override: bool) -> F:
     if name in WORKLOAD_FUNC_REGISTRY and not override:
         raise DuplicateWorkloadError(f"the workload {name} is registered already; use another name, or override it")
     WORKLOAD_FUNC_REGISTRY[name] = function
@@ -80,27 +80,27 @@ def make_workload_key(func: Workload | str, args: Sequence[object]) -> str:
         name = func
     if not callable(WORKLOAD_FUNC_REGISTRY.get(name)) or (callable(func) and WORKLOAD_FUNC_REGISTRY[name] is not func):
         raise UnregisteredWorkloadError(f"the workload {name} is not registered; decorate it with @register_workload")
-    return json.dumps([name, *(_encoded(argument) for argument in args)])
+    return json.dumps([name, *(_encode(argument) for argument in args)])
 
 
-def _encoded(argument: object) -> object:
+def _encode(argument: object) -> object:
     if argument is None or isinstance(argument, (bool, int, float, str)):
         return argument
     if isinstance(argument, Tensor):
         return [_TENSOR, list(argument.shape), argument.dtype]
     if isinstance(argument, (list, tuple)):
-        return [_encoded(item) for item in argument]
+        return [_encode(item) for item in argument]
     raise UnregisteredWorkloadError(
         f"the workload argument {argument!r} cannot be part of a key; use numbers, strings, tensors or lists"
     )
 
 
-def _decoded(argument: object) -> object:
+def _decode(argument: object) -> object:
     if not isinstance(argument, list):
         return argument
     if len(argument) == 3 and argument[0] == _TENSOR:
         return placeholder(argument[1], argument[2])
-    return tuple(_decoded(item) for item in argument)
+    return tuple(_decode(item) for item in argument)
 
 
 def workload_key_to_tensors(workload_key: str) -> list[Tensor]:
@@ -110,7 +110,7 @@ def workload_key_to_tensors(workload_key: str) -> list[Tensor]:
     """
     entry = WORKLOAD_FUNC_REGISTRY.get(workload_key)
     if entry is None:
-        name, args = _parsed(workload_key)
+        name, args = _parse(workload_key)
         entry = WORKLOAD_FUNC_REGISTRY.get(name) if name is not None else None
         if not callable(entry):
             raise UnknownWorkloadError(f"the workload {workload_key} is not registered in this process")
@@ -121,7 +121,7 @@ def workload_key_to_tensors(workload_key: str) -> list[Tensor]:
 register_when_loaded("auto_scheduler.workload_key_to_tensors", workload_key_to_tensors)
 
 
-def _parsed(key: str) -> tuple[str | None, tuple[object, ...]]:
+def _parse(key: str) -> tuple[str | None, tuple[object, ...]]:
     try:
         decoded = json.loads(key)
     # A key may be any text, also JSON nested too deep for Python's recursion.
@@ -129,12 +129,12 @@ def _parsed(key: str) -> tuple[str | None, tuple[object, ...]]:
         return None, ()
     if not isinstance(decoded, list) or not decoded or not isinstance(decoded[0], str):
         return None, ()
-    return decoded[0], tuple(_decoded(argument) for argument in decoded[1:])
+    return decoded[0], tuple(_decode(argument) for argument in decoded[1:])
 
 
 def is_registered(key: str) -> bool:
     """Whether `workload_key_to_tensors` knows the key, or the function it names."""
-    return key in WORKLOAD_FUNC_REGISTRY or _parsed(key)[0] in WORKLOAD_FUNC_REGISTRY
+    return key in WORKLOAD_FUNC_REGISTRY or _parse(key)[0] in WORKLOAD_FUNC_REGISTRY
 
 
 def serialize_workload_registry_entry(workload_key: str) -> tuple[str, Workload | bytes]:
@@ -142,7 +142,7 @@ def serialize_workload_registry_entry(workload_key: str) -> tuple[str, Workload 
 
     Raises: UnknownWorkloadError when the key is not registered.
     """
-    name = workload_key if workload_key in WORKLOAD_FUNC_REGISTRY else _parsed(workload_key)[0]
+    name = workload_key if workload_key in WORKLOAD_FUNC_REGISTRY else _parse(workload_key)[0]
     if name is None or name not in WORKLOAD_FUNC_REGISTRY:
         raise UnknownWorkloadError(f"the workload {workload_key} is not registered in this process")
     entry = WORKLOAD_FUNC_REGISTRY[name]

@@ -55,7 +55,7 @@ def annotated_steps(sketch: State, dag: ComputeDAG, context: SketchContext) -> t
     return (*steps, *steps_of(state)[len(steps) :])
 
 
-def _unrolled(state: State, context: SketchContext) -> State:  # noqa: ARG001 the same on every machine
+def _unroll(state: State, context: SketchContext) -> State:  # noqa: ARG001 the same on every machine
     """Unroll the loops that an operation lists, innermost first, as long as each is of another axis."""
     for stage, described in enumerate(state.stages):
         names = named_loops(state, stage, UNROLL_INNER)
@@ -73,7 +73,7 @@ def _unrolled(state: State, context: SketchContext) -> State:  # noqa: ARG001 th
     return state
 
 
-def _bound(state: State, context: SketchContext) -> State:
+def _bind_stages(state: State, context: SketchContext) -> State:
     """Bind the loops of every stage of the template state `state` to threads, last stage first."""
     roots = _tiled_roots(state)
     for stage in range(len(state.stages) - 1, -1, -1):
@@ -81,14 +81,14 @@ def _bound(state: State, context: SketchContext) -> State:
         if not described.is_compute:
             continue
         if isinstance(described.location, Root) and has_cross_thread_reduction(state, stage):
-            state = _annotated_fusion(state, stage, outer_space_loops(state, stage), _BLOCK)
+            state = _fuse_and_annotate(state, stage, outer_space_loops(state, stage), _BLOCK)
         elif any(iterator.annotation is Annotation.THREAD_X for iterator in described.iters):
             continue
         elif isinstance(described.location, Root):
-            bind = _bound_tiles if stage in roots else _bound_plain
+            bind = _bind_tiles if stage in roots else _bind_untiled
             state = bind(state, stage, context)
         elif isinstance(described.location, Attached) and described.op.name.endswith(SHARED_SUFFIX):
-            state = _fetched_together(state, stage, described.location.stage)
+            state = _distribute_fetch(state, stage, described.location.stage)
     return state
 
 
@@ -101,14 +101,14 @@ def _tiled_roots(state: State) -> set[int]:
     }
 
 
-def _annotated_fusion(state: State, stage: int, loops: Sequence[int], annotation: int) -> State:
+def _fuse_and_annotate(state: State, stage: int, loops: Sequence[int], annotation: int) -> State:
     """Fuse neighboring loops and annotate the result. Without loops, a loop of one iteration around the stage."""
     if len(loops) != 1:
         state = state.apply(Fuse(stage, tuple(loops)))
     return state.apply(Annotate(stage, loops[0] if loops else 0, annotation))
 
 
-def _bound_plain(state: State, stage: int, context: SketchContext) -> State:
+def _bind_untiled(state: State, stage: int, context: SketchContext) -> State:
     """Spread the outer loops of an untiled stage over blocks of a warp's threads."""
     loops = outer_space_loops(state, stage)
     iters = state.stages[stage].iters
@@ -127,7 +127,7 @@ def _bound_plain(state: State, stage: int, context: SketchContext) -> State:
     return state.apply(Annotate(stage, first, _BLOCK)).apply(Annotate(stage, first + 1, _THREAD))
 
 
-def _bound_tiles(state: State, stage: int, context: SketchContext) -> State:  # noqa: ARG001
+def _bind_tiles(state: State, stage: int, context: SketchContext) -> State:  # noqa: ARG001
     """Bind the three outer tile levels of the stage around a tiled stage to blocks, virtual threads and threads."""
     for level, annotation in enumerate((_BLOCK, _VTHREAD, _THREAD)):
         iters = state.stages[stage].iters
@@ -136,11 +136,11 @@ def _bound_tiles(state: State, stage: int, context: SketchContext) -> State:  # 
             if not iters[number].name.endswith(f".{level}") or iters[number].kind is IterKind.REDUCTION:
                 break
             loops.append(number)
-        state = _annotated_fusion(state, stage, loops, annotation)
+        state = _fuse_and_annotate(state, stage, loops, annotation)
     return state
 
 
-def _pipelined(state: State, context: SketchContext) -> State:
+def _pipeline(state: State, context: SketchContext) -> State:
     """Pipeline the loops that fetch shared caches, on GPUs with asynchronous copies. The search chooses the depth."""
     if context.target is None or not copies_asynchronously(context.target):
         return state
@@ -167,7 +167,7 @@ def _is_copy(state: State, stage: int) -> bool:
     return same and item_bytes(body.dtype) in COPY_BYTES
 
 
-def _fetched_together(state: State, stage: int, reader: int) -> State:
+def _distribute_fetch(state: State, stage: int, reader: int) -> State:
     """Let all threads of the block fetch a shared cache, an element each at a time; the search may widen that."""
     sources = spatial_split_steps(state, reader)
     state = state.apply(Fuse(stage, tuple(range(len(state.stages[stage].iters)))))
@@ -179,7 +179,7 @@ def _fetched_together(state: State, stage: int, reader: int) -> State:
 
 
 _ANNOTATIONS: dict[str, tuple[Callable[[State, SketchContext], State], ...]] = {
-    CPU_SEARCH.name: (_unrolled,),
-    GPU_SEARCH.name: (_bound, _pipelined, _unrolled),
+    CPU_SEARCH.name: (_unroll,),
+    GPU_SEARCH.name: (_bind_stages, _pipeline, _unroll),
 }
 """The steps after a sketch's own steps, for every kind of search."""

@@ -127,7 +127,7 @@ def evaluate(space: int, population: Population, score: Scorer, met: Sequence[Ge
     # deduplicated, and known scores reused.
     keys, once, back = np.unique(keys_of(space, population.rows), return_index=True, return_inverse=True)
     rows = population.rows[once]
-    scores, prior, fresh = _recalled(keys, [generation for generation in met if generation.space == space])
+    scores, prior, fresh = _recall(keys, [generation for generation in met if generation.space == space])
     if fresh.any():
         rows[fresh], scores[fresh], prior[fresh] = score(space, rows[fresh])
     valid = np.isfinite(scores[back])
@@ -137,7 +137,7 @@ def evaluate(space: int, population: Population, score: Scorer, met: Sequence[Ge
     )
 
 
-def _recalled(keys: Keys, met: Sequence[Generation]) -> tuple[Scores, Scores, Mask]:
+def _recall(keys: Keys, met: Sequence[Generation]) -> tuple[Scores, Scores, Mask]:
     """Scores and priors (B,) of the individuals with these keys, and a mask (B,) of keys in no generation."""
     scores, prior, fresh = np.zeros(len(keys)), np.zeros(len(keys)), np.ones(len(keys), dtype=np.bool_)
     for generation in met:

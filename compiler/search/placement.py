@@ -42,7 +42,7 @@ def _enumerate(state: State, movable: Sequence[int]) -> Iterator[tuple[Step, ...
         yield ()
         return
     stage, remaining = movable[0], movable[1:]
-    for move in (*_stay(state, stage), *candidate_locations(state, stage), *_inlined(state, stage)):
+    for move in (*_stay(state, stage), *candidate_locations(state, stage), *_inline(state, stage)):
         placed = state if move is None else state.apply(move)
         for steps in _enumerate(placed, remaining):
             yield steps if move is None else (move, *steps)
@@ -53,7 +53,7 @@ def _stay(state: State, stage: int) -> tuple[Step | None, ...]:
     return (None,) if isinstance(state.stages[stage].location, Root) else (ComputeRoot(stage),)
 
 
-def _inlined(state: State, stage: int) -> tuple[ComputeInline, ...]:
+def _inline(state: State, stage: int) -> tuple[ComputeInline, ...]:
     """The choice of computing a cheap stage, such as a padding, at every read. It comes last, so that a bounded list of
     the choices of one stage always contains it.
     """

@@ -37,14 +37,14 @@ from retune.compiler.search.gpu.spills import spilled_bytes
 from retune.compiler.search.neighbors import neighbors
 from retune.compiler.search.observed import Located, ObservedPrograms
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.prior import blended
+from retune.compiler.search.prior import blend
 from retune.compiler.search.protocol import SearchCallback, StateModel, program_id
 from retune.compiler.search.rules import PreloadCustomSketchRule, SketchContext
-from retune.compiler.search.scored import Features, TaskFeatures, padded
+from retune.compiler.search.scored import Features, TaskFeatures, pad_statements
 from retune.compiler.search.sketch import derive_sketches, rules_of
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import spaces_of
-from retune.compiler.search.transfer import refitted
+from retune.compiler.search.transfer import refit
 
 
 class SketchPolicy:
@@ -158,7 +158,7 @@ class SketchPolicy:
         # Epsilon-greedy exploration. Before any result only the analytical model ranks: it decides `prior_ratio` of the
         # first batch, and the rest is random.
         random_share = self.options.eps_greedy if self.observed.seconds else 1.0 - self.options.prior_ratio
-        chosen = self._fitted(int(self.options.transfer_ratio * count))
+        chosen = self._refit_advice(int(self.options.transfer_ratio * count))
         if self.options.finish_ratio and spent >= 1.0 - self.options.finish_ratio:
             chosen |= self._neighbors(count // 2, chosen.keys())
         wanted = count - int(random_share * count)
@@ -185,16 +185,16 @@ class SketchPolicy:
             return
         for text in programs:
             steps = load_steps(text)
-            fits = ((number, refitted(space, steps)) for number, space in enumerate(self.spaces))
+            fits = ((number, refit(space, steps)) for number, space in enumerate(self.spaces))
             number, row = next(((number, row) for number, row in fits if row is not None), (0, None))
             if row is not None:
                 self._advice[number].append(row)
 
-    def _fitted(self, count: int) -> dict[int, Individual]:
+    def _refit_advice(self, count: int) -> dict[int, Individual]:
         """At most `count` unmeasured programs of the advice."""
         met = [
             evaluate(number, Population.seeds(rows, mutation.TRANSFER), self._score)
-            for number, rows in enumerate(map(self._stacked, self.spaces, self._advice))
+            for number, rows in enumerate(map(self._stack, self.spaces, self._advice))
             if count
         ]
         ranked = ranking(met, self.observed.keys)
@@ -212,7 +212,7 @@ class SketchPolicy:
         return {member.key: member for member in islice(ranked, count)}
 
     @staticmethod
-    def _stacked(space: SketchSpace, rows: Sequence[Rows]) -> Rows:
+    def _stack(space: SketchSpace, rows: Sequence[Rows]) -> Rows:
         return np.array(rows, dtype=np.int64).reshape(-1, space.layout.width)
 
     def tell(self, results: Sequence[TaskProgram]) -> None:
@@ -235,7 +235,7 @@ class SketchPolicy:
                 seconds.append(best)
         if rows:
             most = max(len(features) for features in rows)
-            block = np.stack([padded(features, most) for features in rows])
+            block = np.stack([pad_statements(features, most) for features in rows])
             self.model.update(TrainingBatch(self.task.workload_key, block, np.array(seconds, dtype=np.float64)))
 
     def expect(self, programs: Iterable[str]) -> None:
@@ -258,7 +258,7 @@ class SketchPolicy:
         seeds = self._seeds()
         generations: list[Generation] = []
         for number, space in enumerate(self.spaces):
-            advised = self._stacked(space, self._advice[number])
+            advised = self._stack(space, self._advice[number])
             populations = [
                 Population.seeds(seeds[number], mutation.MEASURED),
                 Population.seeds(advised, mutation.TRANSFER),
@@ -282,7 +282,7 @@ class SketchPolicy:
         seeds = []
         for number, space in enumerate(self.spaces):
             rows = [known.row for known in best if known.space == number]
-            seeds.append(self._stacked(space, rows))
+            seeds.append(self._stack(space, rows))
         return seeds
 
     def _score(self, number: int, rows: Rows) -> tuple[Rows, Scores, Scores]:
@@ -302,13 +302,13 @@ class SketchPolicy:
             valid, features = np.concatenate(positions), np.concatenate(blocks)
             prior[valid] = self._features.prior(features)
             self._scored.append((keys_of(number, settled[valid]), features))
-            scores[valid] = self._predicted(space, settled[valid], features, prior[valid])
+            scores[valid] = self._predict(space, settled[valid], features, prior[valid])
         return settled, scores, prior
 
-    def _predicted(self, space: SketchSpace, rows: Rows, features: Features, prior: Scores) -> Scores:
+    def _predict(self, space: SketchSpace, rows: Rows, features: Features, prior: Scores) -> Scores:
         """The scores of programs: the learned model's, blended with the analytical model's."""
         if not isinstance(self.model, StateModel):
-            return blended(self.model.predict(features), prior, self.observed.prior_weight)
+            return blend(self.model.predict(features), prior, self.observed.prior_weight)
         states = [infer_bounds(replay(self.task.dag, space.steps(row))) for row in rows]
         return self.model.predict_states(self.task, states)
 

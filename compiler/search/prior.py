@@ -43,7 +43,7 @@ def rank_correlation(prior: Scores, seconds: Scores) -> float:
     return max(0.0, float((faster * order).sum()) / total) if total > 0.0 else 1.0
 
 
-def blended(scores: Scores, prior: Scores, weight: float) -> Scores:
+def blend(scores: Scores, prior: Scores, weight: float) -> Scores:
     """Geometric mean of model scores and prior, the prior with `weight` in 0 … 1; -inf stays -inf.
 
     Programs that the model considers hopeless (a score of 0 or less) come last, in the order of the prior.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from retune.compiler.core.dtype import accumulated, item_bytes
+from retune.compiler.core.dtype import item_bytes, sum_type
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.schedule.access import held_types, stored_types
 from retune.compiler.schedule.bounds import Loop
@@ -128,7 +128,7 @@ def itemsize(nest: StageNest) -> int:
 
 def accumulator_bytes(nest: StageNest) -> int:
     """Bytes of an element of the statement's widest result while registers accumulate it."""
-    return max(item_bytes(accumulated(dtype)) for dtype in nest.op.dtypes)
+    return max(item_bytes(sum_type(dtype)) for dtype in nest.op.dtypes)
 
 
 def point_bytes(nest: StageNest) -> int:

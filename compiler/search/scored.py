@@ -61,12 +61,12 @@ class TaskFeatures:
 
     def of_group(self, group: Group) -> Features:
         features = extract(group.nests, group.choices, self._hardware, count=len(group.rows), dots=self._dots)
-        return padded(features, self._statements)
+        return pad_statements(features, self._statements)
 
     def of_steps(self, steps: Sequence[Step]) -> Features | None:
         """Features (S, F) of one program, None where the steps do not fit the task."""
         try:
-            return padded(features_of_steps(self._task, steps), self._statements)
+            return pad_statements(features_of_steps(self._task, steps), self._statements)
         except ScheduleError:
             return None
 
@@ -75,7 +75,7 @@ class TaskFeatures:
         return prior_scores(features, self._task.flop_count, self._hardware)
 
 
-def padded(features: Features, statements: int) -> Features:
+def pad_statements(features: Features, statements: int) -> Features:
     """Features (…, S, F) with rows of zeros for at least so many statements."""
     missing = statements - features.shape[-2]
     if missing <= 0:

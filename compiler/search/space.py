@@ -111,10 +111,10 @@ class SketchSpace:
 
     def _sound_placements(self) -> Iterator[tuple[Step, ...]]:
         # The structure alone decides whether bounds can be inferred, so one program of each placement suffices.
-        smallest = replay(self.dag, self._filled(self._smallest))
+        smallest = replay(self.dag, self._fill(self._smallest))
         for placement in self.placements:
             try:
-                infer_stage_bounds(_applied(smallest, placement))
+                infer_stage_bounds(_apply(smallest, placement))
             except ScheduleError:
                 continue
             yield placement
@@ -143,7 +143,7 @@ class SketchSpace:
     def facts(self) -> tuple[tuple[LoopFacts, ...], ...]:
         """For every placement, the facts of each stage."""
         sketch = template_state(self.dag, self.sketch)
-        states = (_applied(sketch, placement) for placement in self.placements)
+        states = (_apply(sketch, placement) for placement in self.placements)
         return tuple(tuple(_loop_facts(state, stage) for stage, _ in self.layout.parallel) for state in states)
 
     @property
@@ -252,9 +252,9 @@ class SketchSpace:
         return LoopChoices(parallel, vector, unroll)
 
     def _replay(self, rows: Rows, placement: int) -> State:
-        return replay(self.dag, (*self._filled(rows), *self.placements[placement]))
+        return replay(self.dag, (*self._fill(rows), *self.placements[placement]))
 
-    def _filled(self, rows: Rows) -> list[Step]:
+    def _fill(self, rows: Rows) -> list[Step]:
         """The steps of the sketch with the tile sizes and widths of all rows."""
         steps = list(self.sketch)
         for split in self.layout.splits:
@@ -332,7 +332,7 @@ class SketchSpace:
                 row[unroll[step.stage]] = int(limit) if limit.isdecimal() and len(limit) < _UNROLL_DIGITS else -1
 
 
-def _applied(state: State, steps: Sequence[Step]) -> State:
+def _apply(state: State, steps: Sequence[Step]) -> State:
     for step in steps:
         state = state.apply(step)
     return state

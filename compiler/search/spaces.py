@@ -8,7 +8,7 @@ from retune.compiler.schedule.state import State
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.gpu.space import GpuSketchSpace
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.rules import SketchContext, SketchRule
+from retune.compiler.search.rules import SketchContext
 from retune.compiler.search.rules.base import CPU_SEARCH, GPU_SEARCH
 from retune.compiler.search.sketch import derive_sketches, report_failure
 from retune.compiler.search.space import SketchSpace
@@ -17,18 +17,10 @@ SPACES: dict[str, type[SketchSpace]] = {CPU_SEARCH.name: SketchSpace, GPU_SEARCH
 """The sketch space of every kind of search."""
 
 
-def build_spaces(
-    task: SearchTask,
-    options: SearchOptions,
-    rules: Sequence[SketchRule] | None = None,
-    policy: object = None,
-) -> tuple[SketchSpace, ...]:
-    """A space for every sketch of the task that has a sound placement.
-
-    `rules` default to those of the task's kind of machine; custom rules receive `policy`.
-    """
-    context = SketchContext(task.hardware, options, policy, task.target)
-    return spaces_of(task.scored_dag, context, derive_sketches(task.scored_dag, context, rules))
+def build_spaces(task: SearchTask, options: SearchOptions) -> tuple[SketchSpace, ...]:
+    """A space for every sketch of the task that has a sound placement, by the rules of the task's kind of machine."""
+    context = SketchContext(task.hardware, options, None, task.target)
+    return spaces_of(task.scored_dag, context, derive_sketches(task.scored_dag, context))
 
 
 def spaces_of(

@@ -68,7 +68,7 @@ def k_nearest(task_key: str, programs: Iterable[TaskProgram], count: int) -> tup
     return tuple(chosen[:count])
 
 
-def refitted(space: SketchSpace, steps: Sequence[Step]) -> Rows | None:
+def refit(space: SketchSpace, steps: Sequence[Step]) -> Rows | None:
     """The row (G,), not in normal form, that is most similar to `steps` of other sizes; None for another structure."""
     splits = {split.step: split for split in space.layout.splits}
     if len(steps) < len(space.sketch):
@@ -124,14 +124,14 @@ def transfer_program(task: SearchTask, programs: Iterable[TaskProgram]) -> tuple
         except ScheduleError:
             continue
         for space in spaces:
-            fitted = _fitted(space, steps)
+            fitted = _fit(space, steps)
             if fitted is not None:
                 return fitted
     return None
 
 
-def _fitted(space: SketchSpace, steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
-    row = refitted(space, steps)
+def _fit(space: SketchSpace, steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
+    row = refit(space, steps)
     if row is None:
         return None
     for _, group in space.groups(np.asarray(row)[None]):

@@ -145,7 +145,7 @@ def check_reads(name: str, body: Expr, *, complete: bool = False) -> None:
             if dim == 0 and is_earlier(read) and not complete:
                 continue
             # Intervals first; an undecided index is evaluated at all points, if these are few.
-            limits = _range(index) or _counted(index)
+            limits = _range(index) or _enumerate_values(index)
             if limits is not None and not 0 <= limits[0] <= limits[1] < extent:
                 raise DefinitionError(
                     f"{name}: index {dim} of {read} runs from {limits[0]} to {limits[1]}, outside of "
@@ -220,7 +220,7 @@ def _range(expr: Expr) -> tuple[int, int] | None:
     return None
 
 
-def _counted(expr: Expr) -> tuple[int, int] | None:
+def _enumerate_values(expr: Expr) -> tuple[int, int] | None:
     """The same by evaluating all values of its axes; None if they are too many, or if it depends on more than axes."""
     axes = tuple(dict.fromkeys(node for node in walk(expr) if isinstance(node, Axis)))
     if any(isinstance(node, (TensorRead, Var)) for node in walk(expr)):

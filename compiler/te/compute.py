@@ -91,15 +91,15 @@ def compute(
     value = fcompute(*axes)
     # Too deep a body would exhaust the stack of every later walk: refuse it here, by its name.
     with refuse_depth(name, DefinitionError):
-        results = _defined(name, axes, value, with_tag(attrs, tag))
+        results = _make_tensors(name, axes, value, with_tag(attrs, tag))
     return results if isinstance(value, tuple) else results[0]
 
 
-def _defined(
+def _make_tensors(
     name: str, axes: tuple[Axis, ...], value: Operand | tuple[Operand, ...], attrs: object
 ) -> tuple[Tensor, ...]:
     """The tensors of a checked body."""
-    body = _joined(name, value) if isinstance(value, tuple) else ir.as_expr(value)
+    body = _join(name, value) if isinstance(value, tuple) else ir.as_expr(value)
     reduce_axes = body.axes if isinstance(body, Reduce) else ()
     names = [axis.name for axis in (*axes, *reduce_axes)]
     if len(set(names)) != len(names):
@@ -118,7 +118,7 @@ def _defined(
     return results_of(ComputeOp(name, axes, body, checked_attributes(name, attrs)))
 
 
-def _joined(name: str, values: tuple[Operand, ...]) -> Expr:
+def _join(name: str, values: tuple[Operand, ...]) -> Expr:
     """Several values as one body; all values of a reduction, in order, are that reduction."""
     if not values:
         raise DefinitionError(f"{name}: the body has no values; return at least one")

@@ -17,7 +17,7 @@ import numpy as np
 from retune.compiler.core.dtype import Array
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Binary, Call, Cast, Const, Expr, Not, Select, Var, is_float
-from retune.compiler.ir.numeric import BINARY, converted, intrinsic
+from retune.compiler.ir.numeric import BINARY, convert, intrinsic
 from retune.compiler.runtime.ffi.host_array import HostArray
 from retune.compiler.runtime.ffi.registry import find_function, get_global_func
 from retune.compiler.te.reduction import Axis, Combiner, Reduce
@@ -213,7 +213,7 @@ class _Evaluator:
                 lazy = _Evaluator(self.op_name, self.values, self.axes, self.variables, guarded=True)
                 return np.where(self.value(condition), lazy.value(then), lazy.value(otherwise))
             case Cast(dtype, value):
-                return converted(self.value(value), dtype)
+                return convert(self.value(value), dtype)
             case Call(name, args, dtype):
                 return intrinsic(name, [self.value(arg) for arg in args], dtype)
             case _:

@@ -92,9 +92,9 @@ class Reducer:
             raise DefinitionError(
                 f"{self.name} cannot reduce {source_text}: {error}; argmax and argmin reduce (index, value)"
             ) from error
-        results = self._typed(joined, dtypes, together)
+        results = self._cast(joined, dtypes, together)
         start = self.identity(*dtypes) if callable(self.identity) else self.identity
-        identities = self._typed(start, dtypes, together)
+        identities = self._cast(start, dtypes, together)
         # A kernel starts from the identity before it has read anything, so it must be known.
         if not all(isinstance(identity, Const) for identity in identities):
             raise DefinitionError(f"{self.name}: the identity {as_body(identities)} must be literals")
@@ -102,7 +102,7 @@ class Reducer:
         reduction = Reduce(Combiner(lhs, rhs, results, starts), as_body(values), _reduce_axes(self.name, axis))
         return tuple(ReducedValue(reduction, index) for index in range(len(values))) if together else reduction
 
-    def _typed(self, values: Any, dtypes: tuple[str, ...], together: bool) -> tuple[Expr, ...]:
+    def _cast(self, values: Any, dtypes: tuple[str, ...], together: bool) -> tuple[Expr, ...]:
         """The result of the function or the identity as expressions of the types `dtypes`."""
         items = tuple(values) if together and isinstance(values, (tuple, list)) else (values,)
         if len(items) != len(dtypes):

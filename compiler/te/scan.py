@@ -74,7 +74,7 @@ def scan(
     they are found without.
     Raises: DefinitionError when shapes, types or reads do not fit.
     """
-    inits, updates, states = (_listed(name, tensors) for tensors in (init, update, state_placeholder))
+    inits, updates, states = (_list(name, tensors) for tensors in (init, update, state_placeholder))
     del inputs
     _check(checked_name("a tensor", name), inits, updates, states)
     step = Var(f"{name}.step")
@@ -104,7 +104,7 @@ def scan_steps(
     return results_of(ScanOp(name, step, tuple(first), tuple(states), tuple(updates), dict(attrs or {})))
 
 
-def _listed(name: str, tensors: object) -> list[Tensor]:
+def _list(name: str, tensors: object) -> list[Tensor]:
     listed = [tensors] if isinstance(tensors, Tensor) else tensors
     if not isinstance(listed, Sequence) or not listed or not all(isinstance(tensor, Tensor) for tensor in listed):
         raise DefinitionError(f"{name}: {tensors!r:.80} is no tensor and no list of tensors")

@@ -83,7 +83,7 @@ def judge(
     if not ways:
         raise MeasureError("the model can be computed in one way only")
     # A change of the inputs may be smaller than the rounding of the outputs, as beside a large bias.
-    ways.append(wider.rounded(exact))
+    ways.append(wider.round(exact))
     spread = np.asarray([errors_of(way, exact) for way in ways])
     # A way that has an infinity or a NaN elsewhere would allow any error.
     limits = (_FACTOR_INT8 if quanta else _FACTOR) * np.max(np.where(np.isfinite(spread), spread, 0.0), axis=0)

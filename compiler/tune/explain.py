@@ -226,7 +226,7 @@ class Explanation:
         return f"{self.name} for {self.task.target}: {uses}, {time}, {self.origin_text}"
 
     def __str__(self) -> str:
-        changed = [f"  {stage.kernel}: {stage.name}: {_changed(stage)}" for stage in self.stages]
+        changed = [f"  {stage.kernel}: {stage.name}: {_describe_change(stage)}" for stage in self.stages]
         lines = [self.title]
         for title, text in self.sections():
             lines += ["", f"{title} {_NEW_SECTION}"[:80], text.rstrip()]
@@ -331,7 +331,7 @@ def difference(before: str | None, after: str) -> str:
     return "\n".join(list(lines)[2:])
 
 
-def _changed(stage: Stage) -> str:
+def _describe_change(stage: Stage) -> str:
     if stage.difference == stage.text:
         return f"{count(len(stage.text.splitlines()), 'line')}"
     added = sum(line.startswith("+") for line in stage.difference.splitlines())

@@ -126,7 +126,7 @@ class ImportedNetwork:
 
     def prepared(self) -> Graph:
         """The graph in the form in which precisions are assigned. Raises: ModelError."""
-        return prepare(self._imported())
+        return prepare(self._import_graph())
 
     def assign(self, assignment: Assignment) -> None:
         """Compute layers in these precisions from the next `extract` on."""
@@ -148,12 +148,12 @@ class ImportedNetwork:
         return begun[1].result() if begun and begun[0] == asked else self._extract(*asked)
 
     def _extract(self, target: str, threads: int, winograd: bool) -> ExtractedNetwork:
-        graph = self._imported()
+        graph = self._import_graph()
         if self._assignment.layers:
             graph = Assign(self._assignment).apply(prepare(graph))
         return extract_part(self.network, graph, Target(target), threads, winograd)
 
-    def _imported(self) -> Graph:
+    def _import_graph(self) -> Graph:
         self._graph = self._graph or load_network(self.network, shapes=self.shapes)
         return self._graph
 

@@ -135,7 +135,7 @@ def _count(code: list[_Instruction], dialect: str, first: int, last: int, *, is_
         sum(store for _, store, _ in accesses),
         sum(spill for _, _, spill in accesses),
         len(_vector_registers(body, dialect)),
-        len({_written(instruction, dialect) for instruction, is_fused in zip(body, fused, strict=True) if is_fused}),
+        len({_target(instruction, dialect) for instruction, is_fused in zip(body, fused, strict=True) if is_fused}),
     )
 
 
@@ -160,7 +160,7 @@ def _access(instruction: _Instruction, dialect: str) -> tuple[bool, bool, bool]:
     return load, store, "(%rsp" in operands or "(%rbp)" in operands
 
 
-def _written(instruction: _Instruction, dialect: str) -> str:
+def _target(instruction: _Instruction, dialect: str) -> str:
     """The operand that an instruction of a register writes: the last in AT&T syntax, else the first."""
     operands = instruction.operands.partition("#")[0].rstrip("; ").split(",")
     return operands[-1 if dialect == X86 else 0].partition("{%k")[0].strip()

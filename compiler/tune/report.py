@@ -253,7 +253,7 @@ class Report:
             f"{self.trials} trials in {self.elapsed:.0f} s of tuning made the {noun} {self.speedup:.2f} times as fast "
             "as untuned.",
             "",
-            *(self._compared() if self.artifact else []),
+            *(self._comparison_lines() if self.artifact else []),
             *(f"| {' | '.join(row)} |" for row in (KERNEL_HEADINGS, _SIDES, *self.kernel_table())),
             "",
             *([f"Compiled network: `{self.artifact}`"] if self.artifact else []),
@@ -267,7 +267,7 @@ class Report:
         """The kernels that are worth tuning as a table, those that take most of the network's time first."""
         return kernel_table(self.tuned, headings)
 
-    def _compared(self) -> list[str]:
+    def _comparison_lines(self) -> list[str]:
         """The ways to run the network, and the origins of its programs."""
         return [
             f"| network | {self.heading} | error of the outputs |",

@@ -192,7 +192,7 @@ def time_again(
     built = builder.build(task, missing) if missing else []
     new = iter(runner.run(task, built) if built else ())
     results = [next(new) if known is None else known for known in reused]
-    compared = _interleaved(task, results, runner)
+    compared = _interleave(task, results, runner)
     if compared is None:
         # The times of what is kept are those of other moments.
         compared = runner.run(task, results) if len(missing) < len(results) else results
@@ -207,7 +207,7 @@ def confirm_fastest(timed: Sequence[Confirmation], runner: Runner) -> list[Confi
     Raises: MeasureError when the workers cannot work at all.
     """
     runner.restart()
-    return [_confirmed(programs, runner) for programs in timed]
+    return [_confirm(programs, runner) for programs in timed]
 
 
 def choose_best(task: SearchTask, programs: Sequence[TaskProgram], builder: Builder, runner: Runner) -> Confirmation:
@@ -215,7 +215,7 @@ def choose_best(task: SearchTask, programs: Sequence[TaskProgram], builder: Buil
     return confirm_fastest([time_again(task, programs, builder, runner)], runner)[0]
 
 
-def _confirmed(timed: Confirmation, runner: Runner) -> Confirmation:
+def _confirm(timed: Confirmation, runner: Runner) -> Confirmation:
     results = list(timed.results)
     for index in sorted(range(len(results) - 1), key=lambda index: timed.results[index].seconds):
         # Sorted by time: from here on none beats the default schedule.
@@ -230,7 +230,7 @@ def _confirmed(timed: Confirmation, runner: Runner) -> Confirmation:
     return replace(timed, results=tuple(results))
 
 
-def _interleaved(task: SearchTask, results: Sequence[Measurement], runner: Runner) -> list[Measurement] | None:
+def _interleave(task: SearchTask, results: Sequence[Measurement], runner: Runner) -> list[Measurement] | None:
     """The results; those in reach of the fastest with the times and the contention of a comparison in turn. None when
     the process was lost that compared them.
     """

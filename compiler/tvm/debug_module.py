@@ -54,7 +54,7 @@ def create(
     OptionError when `dump_root` is no path.
     """
     # Unshared: in an arena a node would overwrite what an earlier node, run again alone, still has to read.
-    graph = import_graph_for(graph_json_str, libmod).unshared()
+    graph = import_graph_for(graph_json_str, libmod).without_sharing()
     return GraphModuleDebug(create_executor(graph.plan, libmod, device), graph, json.loads(graph_json_str), dump_root)
 
 
@@ -136,7 +136,7 @@ class GraphModuleDebug(GraphModule):
 
     def _run(self, evaluator: TimeEvaluator, sort_by_time: bool, input_dict: Mapping[str, Array]) -> None:
         self.module.run(**input_dict)
-        self._times = tuple(self._node_time(node, self._timed(node, evaluator)) for node in range(len(self._nodes)))
+        self._times = tuple(self._node_time(node, self._time(node, evaluator)) for node in range(len(self._nodes)))
         try:
             self._write(_TRACE, trace_json(self._times))
             self._write(_TABLE, self.get_debug_result(sort_by_time) + "\n")
@@ -187,7 +187,7 @@ class GraphModuleDebug(GraphModule):
         counts = (number, repeat, min_repeat_ms, limit_zero_time_iterations)
         evaluator = TimeEvaluator(*counts, cooldown_interval_ms, repeats_to_cooldown)
         with self.module.lock:
-            return self._timed(self._node(index), evaluator)
+            return self._time(self._node(index), evaluator)
 
     def execute_node(self, index: int) -> None:
         """Run one node on what its inputs hold. Raises: OptionError when there is no such node."""
@@ -244,7 +244,7 @@ class GraphModuleDebug(GraphModule):
             raise OptionError(f"the graph has no node {key!r}; it has {len(self._nodes)} nodes")
         return number
 
-    def _timed(self, number: int, evaluator: TimeEvaluator) -> BenchmarkResult:
+    def _time(self, number: int, evaluator: TimeEvaluator) -> BenchmarkResult:
         call = self._calls.get(number)
         if call is None:
             return BenchmarkResult((0.0,) * evaluator.repeat)

@@ -125,11 +125,11 @@ class GraphModule:
             value = None
         key = key if named else None
         if isinstance(key, str) and value is not None:
-            value = self._converted(key, value)
-        self.module.set_input(key, value, **{name: self._converted(name, param) for name, param in params.items()})
+            value = self._convert(key, value)
+        self.module.set_input(key, value, **{name: self._convert(name, param) for name, param in params.items()})
 
-    def _converted(self, name: str, value: Any) -> Any:
-        return _converted(value, self._dtypes.get(name))
+    def _convert(self, name: str, value: Any) -> Any:
+        return _convert(value, self._dtypes.get(name))
 
     def set_input_zero_copy(self, key: str | int, value: AnyArray) -> None:
         """Read an input from the caller's array. Raises: see `GraphExecutor.set_input_zero_copy`."""
@@ -141,7 +141,7 @@ class GraphModule:
 
     def run(self, /, **input_dict: AnyArray) -> None:
         """Set the given inputs and run the graph. Raises: OptionError; what a function of the graph raises."""
-        self.module.run(**{name: self._converted(name, array) for name, array in input_dict.items()})
+        self.module.run(**{name: self._convert(name, array) for name, array in input_dict.items()})
 
     def get_num_outputs(self) -> int:
         """How many outputs there are."""
@@ -262,7 +262,7 @@ def _function(libmod: Library | FunctionTable, name: str) -> Any:
     return libmod.get_function(name, True) if libmod.implements_function(name, True) else None
 
 
-def _converted(value: Any, wanted: np.dtype[Any] | None) -> Any:
+def _convert(value: Any, wanted: np.dtype[Any] | None) -> Any:
     """Numbers of the CPU in the type of an input, as TVM converts them; float64 becomes float32, but no fraction an
     integer. What is no such array stays as it is.
     """

@@ -31,7 +31,7 @@ class Callees:
 
     def constant(self, name: str) -> Array:
         """The constant of that name, aligned and read-only."""
-        return POOL.interned(self._constants[name])
+        return POOL.intern(self._constants[name])
 
     def of(self, call: Call | HostCall, own: Collection[str]) -> tuple[Callee, tuple[str, ...]]:
         """The callee of `call`, and the inputs that it is passed. `own` are names that the function of the call has

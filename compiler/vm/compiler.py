@@ -26,7 +26,7 @@ from retune.compiler.driver.compile_network import made_for
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import is_enabled, is_silent
 from retune.compiler.driver.hardware import threads_of
-from retune.compiler.driver.network_build import with_parameters
+from retune.compiler.driver.network_build import bind_parameters
 from retune.compiler.frontend.network import load_network_program
 from retune.compiler.frontend.program import load_program
 from retune.compiler.graph.ir import Array, Graph
@@ -122,7 +122,7 @@ class VMCompiler:
         if params is not None:
             self.set_params(params)
         program = self._program_of(mod)
-        functions = {name: _optimized(function, program) for name, function in program.functions.items()}
+        functions = {name: _optimize(function, program) for name, function in program.functions.items()}
         program = replace(program, functions=functions)
         program.verify()
         self._program = program
@@ -177,7 +177,7 @@ class VMCompiler:
         if isinstance(mod, Program):
             program = _bound_program(mod, self._params)
         elif isinstance(mod, Graph):
-            program = of_graph(with_parameters(mod, self._params))
+            program = of_graph(bind_parameters(mod, self._params))
         elif isinstance(mod, str):
             program = load_network_program(mod, constants=self._params)
         elif mod is None:
@@ -211,7 +211,7 @@ def _machine(target: Targets | None, target_host: Target | str | None) -> Target
     return machine
 
 
-def _optimized(function: Function, program: Program) -> Function:
+def _optimize(function: Function, program: Program) -> Function:
     """The function with graphs after the passes in place of those regions whose shapes the graphs themselves say."""
     body = []
     for statement in function.body:

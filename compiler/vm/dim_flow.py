@@ -49,32 +49,32 @@ class DimFlow:
         inside it are noted.
         """
         function = self.program.functions[name]
-        dims = {param.name: _narrowed(arg, param.dims) for param, arg in zip(function.params, args, strict=True)}
+        dims = {param.name: _narrow(arg, param.dims) for param, arg in zip(function.params, args, strict=True)}
         for statement in function.body:
-            dims |= self._defined(statement, dims)
+            dims |= self._define(statement, dims)
         before = self._values.get(name, dims)
         # A function may have several callers: what is noted must hold for each of them.
         self._values[name] = {value: _common(known, before[value]) for value, known in dims.items()}
         return tuple(self._of(result.name, dims) for result in function.results)
 
-    def _defined(self, statement: Statement, dims: Mapping[str, Dims | None]) -> dict[str, Dims | None]:
+    def _define(self, statement: Statement, dims: Mapping[str, Dims | None]) -> dict[str, Dims | None]:
         match statement:
             case Call():
                 region = self._symbolic(statement, dims)
                 declared = [result.dims for result in region.results]
                 likely = region.likely_dims if isinstance(region, SymbolicRegion) else declared
-                results = tuple(map(_narrowed, likely, declared))
+                results = tuple(map(_narrow, likely, declared))
             case HostCall():
                 results = tuple(result.dims for result in statement.region.results)
             case Branch(then=then, otherwise=otherwise):
                 arms = [self._results(arm.function, self._all(arm.inputs, dims)) for arm in (then, otherwise)]
                 results = tuple(map(_common, *arms))
             case Loop():
-                carried = self._carried(statement, dims)
+                carried = self._carry(statement, dims)
                 results = (*carried, *(None for _ in statement.collected))
         return dict(zip(defines(statement), results, strict=True))
 
-    def _carried(self, loop: Loop, dims: Mapping[str, Dims | None]) -> Known:
+    def _carry(self, loop: Loop, dims: Mapping[str, Dims | None]) -> Known:
         """What a loop carries has the dimensions that no iteration changes."""
         before, captured = self._all(loop.carried, dims), self._all(loop.captured, dims)
         # A fixpoint: `_common` only loses dimensions, and there are finitely many, so it ends.
@@ -99,7 +99,7 @@ def _common(first: Dims | None, second: Dims | None) -> Dims | None:
     return tuple(dim if dim == other else None for dim, other in zip(first, second, strict=True))
 
 
-def _narrowed(first: Dims | None, second: Dims | None) -> Dims | None:
+def _narrow(first: Dims | None, second: Dims | None) -> Dims | None:
     """The dimensions of a value by two descriptions; the second decides where both say something."""
     if first is None or second is None or len(first) != len(second):
         return second if first is None else first

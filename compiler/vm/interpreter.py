@@ -31,7 +31,7 @@ from retune.compiler.runtime.buffers import aligned_copy
 from retune.compiler.runtime.executor.debug_report import Report, report_of
 from retune.compiler.vm.callees import Callees
 from retune.compiler.vm.plan_run import PlanRun
-from retune.compiler.vm.values import described, whole_number
+from retune.compiler.vm.values import describe, whole_number
 
 
 class Profile:
@@ -102,10 +102,10 @@ class Interpreter:
 
     def _function(self, name: str) -> Run:
         if name not in self._runs:
-            self._runs[name] = self._linked(self._program.functions[name])
+            self._runs[name] = self._link(self._program.functions[name])
         return self._runs[name]
 
-    def _linked(self, function: Function) -> Run:
+    def _link(self, function: Function) -> Run:
         # Statements become closures over slots of a frame: running one looks up no name and matches no type.
         slots = _Slots(function, self._callees)
         last = {name: number for number, statement in enumerate(function.body) for name in reads(statement)}
@@ -215,11 +215,11 @@ class Interpreter:
             for target, value in zip(targets, values, strict=True):
                 frame[target] = value
             for target, param in zip(collected, columns, strict=True):
-                frame[target] = self._stacked(rows.pop(0), param)
+                frame[target] = self._stack(rows.pop(0), param)
 
         return step
 
-    def _stacked(self, rows: Sequence[Array], param: Param) -> Array:
+    def _stack(self, rows: Sequence[Array], param: Param) -> Array:
         """`rows` as one array; `param` says what is known of them if there are none.
 
         Raises: MachineError when they differ in shape or type.
@@ -229,7 +229,7 @@ class Interpreter:
                 raise MachineError(f"a loop without iterations collects {param.name}, whose element type is unknown")
             dims = [dim if isinstance(dim, int) else 0 for dim in param.dims or ()]
             return self._allocator.array((0, *dims), np.dtype(param.dtype), 0)[0]
-        kinds = sorted({described(row) for row in rows})
+        kinds = sorted({describe(row) for row in rows})
         if len(kinds) != 1:
             raise MachineError(f"a loop collects arrays of different shapes: {', '.join(kinds)}")
         stacked, _ = self._allocator.array((len(rows), *rows[0].shape), rows[0].dtype, len(rows) * rows[0].nbytes)

@@ -88,11 +88,11 @@ def named_by_content(cut: Partition) -> Partition:
     names = {task.name: _name(task) for task in cut.tasks}
     tasks = {task.name: replace(task, name=names[task.name]) for task in cut.tasks}
     calls = tuple(replace(call, name=names[call.name], task=tasks[call.name]) for call in cut.kernels)
-    others = tuple(_renamed(other) for other in cut.alternatives)
+    others = tuple(_rename(other) for other in cut.alternatives)
     return replace(cut, kernels=calls, tasks=tuple(tasks.values()), alternatives=others)
 
 
-def _renamed(other: Alternative) -> Alternative:
+def _rename(other: Alternative) -> Alternative:
     return replace(other, task=replace(other.task, name=_name(other.task)))
 
 

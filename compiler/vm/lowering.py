@@ -92,7 +92,7 @@ class Lowering:
             case Call():
                 network = self._static(function, statement, shapes)
                 if network is not None:
-                    return self._planned(statement, network)
+                    return self._bind_plan(statement, network)
                 return replace(statement, region=self._shared(function, statement, shapes))
             case HostCall():
                 return replace(statement, region=self._shared(function, statement, shapes))
@@ -125,7 +125,7 @@ class Lowering:
             self._coverage[row.name] = row if known is None else replace(row, weight=row.weight + known.weight)
         return network
 
-    def _planned(self, call: Call, network: CompiledNetwork) -> Call:
+    def _bind_plan(self, call: Call, network: CompiledNetwork) -> Call:
         buffers = {number: self._constant(array) for number, array in network.constants.items()}
         name = self._name(call.region.name)
         region = PlanRegion.of(name, replace(network.plan, name=name), buffers)

@@ -31,7 +31,7 @@ from retune.compiler.vm.callees import Callees
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.interpreter import Interpreter, Profile
 from retune.compiler.vm.resources import Resources, VMOptions
-from retune.compiler.vm.values import ADT, argument_of, described, result
+from retune.compiler.vm.values import ADT, argument_of, describe, result
 
 _UNSET = object()
 """In place of an argument that was not set."""
@@ -119,7 +119,7 @@ class VirtualMachine:
         if missing:
             raise MachineError(f"{func_name} takes {len(params)} arguments; {', '.join(missing)} missing")
         values = [argument_of(named[param.name], param) for param in params]
-        values = _checked(func_name, params, values)
+        values = _check(func_name, params, values)
         with self.lock:
             self._inputs[func_name] = values
             self._ready[func_name] = values
@@ -139,7 +139,7 @@ class VirtualMachine:
         if isinstance(index, (str, bool)) or not isinstance(index, (int, np.integer)) or not 0 <= index < len(params):
             raise MachineError(f"{func_name} has no argument {key!r}; it has {', '.join(names)}")
         # Checked outside the lock: only the assignment needs it.
-        checked = _checked(func_name, [params[index]], [argument_of(value, params[index])])[0]
+        checked = _check(func_name, [params[index]], [argument_of(value, params[index])])[0]
         with self.lock:
             inputs = list(self._inputs.get(func_name) or [_UNSET] * len(params))
             inputs[index] = checked
@@ -204,8 +204,8 @@ class VirtualMachine:
             fits = isinstance(array, np.ndarray) and (target.shape, target.dtype) == (array.shape, array.dtype)
             if not fits or not target.flags.writeable:
                 raise OptionError(
-                    f"result {index} is {described(array)}; a writable array of that kind is needed, "
-                    f"not {described(target)}"
+                    f"result {index} is {describe(array)}; a writable array of that kind is needed, "
+                    f"not {describe(target)}"
                 )
             np.copyto(target, array)
 
@@ -301,11 +301,11 @@ class VirtualMachine:
         missing = [param.name for param, array in zip(params, inputs, strict=True) if array is _UNSET]
         if missing:
             raise MachineError(f"{func_name} was not given {', '.join(missing)}: call set_input first")
-        self._ready[func_name] = ready = _checked(func_name, params, inputs)
+        self._ready[func_name] = ready = _check(func_name, params, inputs)
         return ready
 
 
-def _checked(func_name: str, params: Sequence[Param], arrays: list[Any]) -> list[Any]:
+def _check(func_name: str, params: Sequence[Param], arrays: list[Any]) -> list[Any]:
     """The arguments, which must fit the parameters. Raises: ShapeMismatchError."""
     bind(params, {param.name: array for param, array in zip(params, arrays, strict=True)}, func_name)
     return arrays

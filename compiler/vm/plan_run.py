@@ -22,7 +22,7 @@ from retune.compiler.runtime.executor.plan import BufferKind, Plan
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.vm.kernel_run import KernelRun, Note, Operand, SlotAddress
 from retune.compiler.vm.resources import Resources
-from retune.compiler.vm.values import described
+from retune.compiler.vm.values import describe
 
 Callee = Callable[[Sequence[Array]], Sequence[Array]]
 """Computes new arrays of the arrays that a call of a region passes."""
@@ -37,7 +37,7 @@ class ConstantPool:
         self._by_address = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def interned(self, array: Array) -> Array:
+    def intern(self, array: Array) -> Array:
         """The pool's array with the elements of `array`: dense, aligned and not to be written."""
         dense = np.ascontiguousarray(array).reshape(array.shape)
         known = self._by_address.get((dense.dtype.name, dense.shape, address(dense)))
@@ -97,7 +97,7 @@ class Source:
         """Make `array` the last array. Raises: MachineError when the network takes another type or shape."""
         if type(array) is not np.ndarray or array.dtype != self._dtype or array.shape != self._shape:
             kind = f"{self._dtype.name}{list(self._shape)}"
-            raise MachineError(f"{self._name} is {kind}, not {described(array)}")
+            raise MachineError(f"{self._name} is {kind}, not {describe(array)}")
         self.known, self.address = weakref.ref(array), address(array)
 
 
@@ -117,7 +117,7 @@ class PlanRun:
         self._sources = tuple(enumerate(Source(fact) for fact in facts_of(plan, plan.inputs)))
         outputs = [plan.buffers[number] for number in plan.outputs]
         self._outputs = tuple((spec.shape, np.dtype(spec.dtype), spec.nbytes) for spec in outputs)
-        constants = {number: POOL.interned(array) for number, array in network.constants.items()}
+        constants = {number: POOL.intern(array) for number, array in network.constants.items()}
         slots = {number: SlotAddress(slot) for slot, number in enumerate(plan.inputs)}
         self._copies: list[tuple[int, Array | int]] = []
         # Two outputs of one buffer: the first is written, the second copied, since callers own each result alone.
@@ -191,7 +191,7 @@ class DeviceRun:
         self._outputs = tuple((spec.shape, np.dtype(spec.dtype), spec.nbytes) for spec in outputs)
         self._allocator = resources.allocator
         # One array for equal constants of all shapes: their copies on the GPU are shared by address.
-        constants = {number: POOL.interned(array) for number, array in network.constants.items()}
+        constants = {number: POOL.intern(array) for number, array in network.constants.items()}
         network = replace(network, constants=constants)
         self._executor = executor_of(network, resources.threads, resources.devices, kernels)
 

@@ -19,7 +19,7 @@ import numpy as np
 from retune.compiler.core.errors import RetuneError, UnknownValueError
 from retune.compiler.core.target import Target
 from retune.compiler.graph.ir import Graph
-from retune.compiler.graph.partition.memoize import MemoizedConstants, memoizing
+from retune.compiler.graph.partition.memoize import MemoizedConstants, cache_constants
 from retune.compiler.graph.region import Region, Shape
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import address
@@ -92,9 +92,9 @@ class RegionCompiler:
 
     def callee(self, region: Region, fixed: Mapping[str, Array], *, is_host: bool) -> Callee:
         """What computes a region whose inputs `fixed` are always these arrays; NumPy alone if `is_host`."""
-        return partial(self.evaluated, region, fixed) if is_host else SpecializedRegion(region, fixed, self)
+        return partial(self.evaluate_region, region, fixed) if is_host else SpecializedRegion(region, fixed, self)
 
-    def evaluated(self, region: Region, fixed: Mapping[str, Array], inputs: Sequence[Any]) -> list[Any]:
+    def evaluate_region(self, region: Region, fixed: Mapping[str, Array], inputs: Sequence[Any]) -> list[Any]:
         """The results of a region by NumPy, in arrays that kernels can read. `inputs` has those that are not `fixed`.
 
         Raises: what `evaluate` raises.
@@ -129,7 +129,7 @@ class RegionCompiler:
     def compiled(self, graph: Graph, name: str, shapes: Mapping[str, Shape]) -> tuple[Run, Specialization]:
         """Compile a graph. Raises: an error of ours when it cannot be."""
         start, before = time.perf_counter(), STORE.use.built
-        with memoizing(self.memoized):
+        with cache_constants(self.memoized):
             network = compile_subgraph(graph, self.target, self._resources.threads, self._programs)
         kernels = {kernel.name: STORE.kernel(kernel) for kernel in network.kernels if kernel.device is None}
         run: Run
@@ -173,7 +173,7 @@ class SpecializedRegion:
         if entry.run is not None:
             return entry.run([inputs[number] for number in entry.passed])
         # NumPy computes while the kernels are being compiled, or where they never will be.
-        return self._compiler.evaluated(self._region, self._fixed, inputs)
+        return self._compiler.evaluate_region(self._region, self._fixed, inputs)
 
     def wait(self) -> None:
         """Wait for what is compiled in the background."""
@@ -227,7 +227,7 @@ class SpecializedRegion:
         # Ends: each round but the last adds an input to `_needed`, of which there are finitely many.
         while True:
             try:
-                with memoizing(self._compiler.memoized):
+                with cache_constants(self._compiler.memoized):
                     return self._region.specialize(shapes, self._values(inputs) | self._fixed, constants)
             except UnknownValueError as error:
                 missing = set(error.inputs) & set(self._passed) - self._needed

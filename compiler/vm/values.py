@@ -162,10 +162,10 @@ def whole_number(value: object, what: str) -> int:
     """The number that an array of one element holds, an integer or a bool. Raises: MachineError when it does not."""
     if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "iub":
         return int(value.item())
-    raise MachineError(f"{what} must be one integer, not {described(value)}")
+    raise MachineError(f"{what} must be one integer, not {describe(value)}")
 
 
-def described(value: Any) -> str:
+def describe(value: Any) -> str:
     """A value in words."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype.name}{list(value.shape)}"

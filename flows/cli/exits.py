@@ -28,6 +28,6 @@ TERMINATED = 143
 """SIGTERM, as a supervisor sends it."""
 
 
-def stopped_by(signum: int) -> int:
-    """The exit code of a command that a signal has ended, as shells show it."""
+def signal_exit_code(signum: int) -> int:
+    """The exit code of a command that the signal `signum` has ended, as shells show it."""
     return TERMINATED if signum == signal.SIGTERM else INTERRUPTED

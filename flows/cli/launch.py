@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from types import FrameType
 
 from retune.compiler.core import config
-from retune.flows.cli.exits import stopped_by
+from retune.flows.cli.exits import signal_exit_code
 from retune.tasks.prefect_import import import_prefect
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -56,7 +56,7 @@ def end_on_signals(sentence: str = "stopped") -> None:
     """Let the main thread end the process with `sentence` on either signal."""
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's arguments
-        end(sentence, stopped_by(signum))
+        end(sentence, signal_exit_code(signum))
 
     for number in SIGNALS:
         set_handler(number, stop)
@@ -78,7 +78,7 @@ def end_on_signals_within(seconds: float, sentence: str) -> None:
             continue
         # The grace period runs in this thread: it ends even if the main thread never returns to Python.
         time.sleep(seconds)
-        end(sentence, stopped_by(number))
+        end(sentence, signal_exit_code(number))
 
     threading.Thread(target=watch, name="signals", daemon=True).start()
 

@@ -133,7 +133,7 @@ def serve_until_signal(serve: Callable[[IsStopping], Coroutine[object, object, N
     asyncio.run(serve(lambda: bool(signals)))
     _LOG.info("%s ends", worker_name())
     THIS_PROCESS.close()
-    return exits.stopped_by(signals[0])
+    return exits.signal_exit_code(signals[0])
 
 
 def worker_name() -> str:

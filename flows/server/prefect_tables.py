@@ -31,7 +31,7 @@ def copy_tables(database: Path) -> bool | None:
     return None if database.exists() else False
 
 
-def _opened(database: Path) -> sqlite3.Connection:
+def _open(database: Path) -> sqlite3.Connection:
     """A connection that only reads: opening a database that is not there must not create it."""
     return sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
 
@@ -56,6 +56,6 @@ def _store(database: Path, kept: Path) -> None:
     with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
         copy = Path(folder) / "tables"
         # SQLite's own copy: the newest pages of a live database are in another file.
-        with contextlib.closing(_opened(database)) as source, contextlib.closing(sqlite3.connect(copy)) as to:
+        with contextlib.closing(_open(database)) as source, contextlib.closing(sqlite3.connect(copy)) as to:
             source.backup(to)
         copy.replace(kept)

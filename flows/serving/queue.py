@@ -153,7 +153,7 @@ class RequestQueue:
                 )
 
     def _compute(self, requests: list[Mapping[str, Array]]) -> dict[str, Array]:
-        arrays = requests[0] if not self._batch_seconds else _joined(self.inputs, requests)
+        arrays = requests[0] if not self._batch_seconds else _batch(self.inputs, requests)
         return self._model.run(arrays)
 
 
@@ -168,7 +168,7 @@ def _batch_rows(specs: tuple[TensorSpec, ...]) -> int:
     return rows.pop()
 
 
-def _joined(specs: tuple[TensorSpec, ...], requests: list[Mapping[str, Array]]) -> dict[str, Array]:
+def _batch(specs: tuple[TensorSpec, ...], requests: list[Mapping[str, Array]]) -> dict[str, Array]:
     """The arrays of several requests below each other, and zeros below them."""
     joined = {}
     for spec in specs:

@@ -17,9 +17,9 @@ LEASE_SECONDS = 60.0
 """How long a slot stays taken after its holder was killed; the shortest lease that Prefect accepts."""
 
 
-def ensure_limit(name: str, slots: int = 1) -> bool:
+def ensure_limit(name: str) -> bool:
     """Create the limit `name` unless it exists, with any number of slots; return whether it was created."""
-    wanted = GlobalConcurrencyLimitCreate(name=name, limit=slots, active=True)
+    wanted = GlobalConcurrencyLimitCreate(name=name, limit=1, active=True)
     with get_client(sync_client=True) as client:
         try:
             client.create_global_concurrency_limit(wanted)

@@ -116,7 +116,7 @@ class FlowEngine:
         storage = self._plan.storage if self._plan and self._kind == PREFECT else ""
 
         def run() -> Any:
-            with self._placed(queue):
+            with self._place(queue):
                 if self._kind != PREFECT:
                     return task.submit(label, queue, message, **kind)
                 # As text: base 85 adds a quarter, base 64 would add a third.
@@ -126,7 +126,7 @@ class FlowEngine:
         return _FleetRun(self._kind, queue, run, _longest(request), storage)
 
     @contextmanager
-    def _placed(self, queue: str) -> Iterator[None]:
+    def _place(self, queue: str) -> Iterator[None]:
         """Submit to workers that serve the queue."""
         with ExitStack() as stack:
             if not PREFECT_API_URL.value():  # workers that find none start a server each, which has no login

@@ -24,7 +24,7 @@ from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tune.worker_service import WorkerService
 from retune.storage.files import new_id
-from retune.tasks.chain import Chain, finished
+from retune.tasks.chain import Chain, finished_state
 from retune.tasks.fleet.engines import FlowEngine, Run
 from retune.tasks.fleet.plan import FleetPlan
 
@@ -84,14 +84,14 @@ class Workers:
                 built += builds
                 timed = TimeRequest.of(task, builds, options, best=best_seconds, round=token)
                 if timed.kernels:
-                    runs.append(self.engine.submit(queue, timed, each, [finished(build.future.task_run_id)]))
+                    runs.append(self.engine.submit(queue, timed, each, [finished_state(build.future.task_run_id)]))
             measurements = in_order(built, [time for run in runs[len(requests) :] for time in run.result()])
         # Also on Ctrl-C: requests that are left would occupy the fleet after the run has ended.
         except BaseException:
             for run in runs:
                 run.cancel()
             raise
-        chain.last = [finished(run.future.task_run_id) for run in runs]
+        chain.last = [finished_state(run.future.task_run_id) for run in runs]
         self.kept.keep(task, candidates, measurements)
         return measurements
 

@@ -39,12 +39,12 @@ def _kernel(explanation: Explanation) -> Iterator[str]:
         lines = stage.difference or "no change"
         # The first stage is whole IR and no difference: its lines may begin with "-" or "+".
         body = escape(lines) if index == 0 else "\n".join(map(_difference_line, lines.splitlines()))
-        yield _folded(f"{stage.kernel}: after {stage.name}", body)
+        yield _fold(f"{stage.kernel}: after {stage.name}", body)
     yield "</section><section><h2>Code</h2>"
-    yield _folded("Loop IR", escape(explanation.stage("loops")))
-    yield _folded("LLVM IR", escape(explanation.stage("llvm")))
+    yield _fold("Loop IR", escape(explanation.stage("loops")))
+    yield _fold("LLVM IR", escape(explanation.stage("llvm")))
     listing = mark(explanation.listing, explanation.hot_loop) if explanation.hot_loop else explanation.listing
-    yield _folded({"ptx": "PTX"}.get(explanation.listing_stage, "Assembly"), escape(listing))
+    yield _fold({"ptx": "PTX"}.get(explanation.listing_stage, "Assembly"), escape(listing))
     yield "</section>"
 
 
@@ -53,5 +53,5 @@ def _difference_line(line: str) -> str:
     return f"<{element}>{escape(line)}</{element}>" if element else escape(line)
 
 
-def _folded(title: str, body: str) -> str:
+def _fold(title: str, body: str) -> str:
     return f"<details><summary>{escape(title)}</summary><pre>{body}</pre></details>"

@@ -28,7 +28,7 @@ def test_the_exit_code_is_that_of_the_signal(signum: int, code: int) -> None:
             await asyncio.sleep(0.01)
 
     assert serve_until_signal(serve) == code
-    assert exits.stopped_by(signum) == code
+    assert exits.signal_exit_code(signum) == code
 
 
 def test_a_worker_of_a_gpu_serves_its_own_queue_and_that_of_all() -> None:

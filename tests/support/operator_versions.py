@@ -23,7 +23,7 @@ import retune
 from retune.compiler.core.dtype import item_bits
 from retune.compiler.core.errors import RetuneError, UnknownValueError
 from retune.compiler.frontend.ops.elementwise import DTYPES
-from retune.compiler.ir.numeric import converted
+from retune.compiler.ir.numeric import convert
 
 Array = NDArray[Any]
 
@@ -218,7 +218,7 @@ def _as(array: Array, dtype: str) -> Array:
     with np.errstate(all="ignore"):
         if kind.kind == "u":
             return np.abs(array.astype("int64") if array.dtype != bool else array).astype(kind)
-        return converted(array, kind.name)
+        return convert(array, kind.name)
 
 
 def _model(

@@ -89,7 +89,7 @@ class ConstantTable:
         for place, op in enumerate(ops):
             for number, array in op.network.constants.items():
                 table.offsets[place, number] = table.nbytes
-                table.nbytes += _aligned(array.nbytes)
+                table.nbytes += _align(array.nbytes)
         if table.nbytes > _MOST_BYTES:
             raise ArtifactError(f"the constants take {table.nbytes / 2**30:.1f} GiB, and a shared library has room for "
                                 f"{_MOST_BYTES / 2**30:.1f} GiB")  # fmt: skip
@@ -149,7 +149,7 @@ def _library(ops: Sequence[CustomOp], table: ConstantTable) -> str:
     return str(module)
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -219,7 +219,7 @@ class _Compute:
     def __post_init__(self) -> None:
         plan = self._plan
         self._owners, self._extra = {}, {}
-        size = _aligned(plan.arena_bytes)
+        size = _align(plan.arena_bytes)
         for number, output in enumerate(plan.outputs):
             # An output that is a view of a part cannot be the memory of the whole buffer.
             root = plan.buffers[output].storage
@@ -229,10 +229,10 @@ class _Compute:
         for number, buffer in enumerate(plan.buffers):
             if buffer.kind is BufferKind.OUTPUT and buffer.storage == number and number not in self._owners:
                 self._extra[number] = size
-                size += _aligned(buffer.nbytes)
+                size += _align(buffer.nbytes)
         self._workspace = size
         room = max((kernel.workspace_bytes for kernel in self.op.network.kernels), default=0)
-        self._nbytes = size + _aligned(room)
+        self._nbytes = size + _align(room)
 
     @property
     def _plan(self) -> Plan:
@@ -286,7 +286,7 @@ class _Compute:
             rest = builder.and_(builder.ptrtoint(tensors[number], LONG), LONG(ALIGNMENT - 1))
             is_apart = builder.not_(run.equals(rest, 0))
             begins[number] = is_apart, total
-            total = builder.add(total, builder.select(is_apart, LONG(_aligned(plan.buffers[number].nbytes)), LONG(0)))
+            total = builder.add(total, builder.select(is_apart, LONG(_align(plan.buffers[number].nbytes)), LONG(0)))
         # The allocator need not align to 64 bytes: one unit more, and the address is rounded up.
         nbytes = builder.add(total, LONG(ALIGNMENT))
         run.ret_error(run.call(self.module.allocate, self._context, nbytes, allocator, memory))

@@ -67,7 +67,7 @@ class FfiModule(CModule):
         self.free = self.declare("free", "void", "ptr")
         self._raise = self._define_raise()
         self.threads, self.data = self._threads(), self._data()
-        self.aligned, self.restore = self._aligned(), self._restore()
+        self.aligned, self.restore = self._align(), self._restore()
 
     def raise_error(self, function: CFunction, kind: str, text: str | ir.Value, *values: Argument) -> None:
         """Set the FFI's error in `function`; `values` fill in the placeholders of `text`, as snprintf does it."""
@@ -187,7 +187,7 @@ class FfiModule(CModule):
             self.raise_error(find, "TypeError", "%s: expected %s, got elements of type %s%d", where, what, name, bits)
             find.ret()
 
-    def _aligned(self) -> ir.Function:
+    def _align(self) -> ir.Function:
         """The memory itself where it starts at a multiple of 64 bytes, else a copy that does; null without room."""
         align = self.define("retune.aligned", "ptr", "ptr, i64, i64")
         data, nbytes, room = align.args

@@ -91,7 +91,7 @@ def from_float32(emit: Emit, value: Value, dtype: str) -> Value:
     """A float32 as a narrow float, rounded to nearest, ties to even (powers of two: up)."""
     write = VectorBuilder(emit, value.lanes)
     bits = write.bits(value)
-    code = _power(write, bits) if dtype == _POWERS else _rounded(write, value, bits, _format(dtype))
+    code = _power(write, bits) if dtype == _POWERS else _round(write, value, bits, _format(dtype))
     return emit(f"trunc {code.typed} to {llvm_type(dtype, value.lanes)}", value.lanes, dtype)
 
 
@@ -113,7 +113,7 @@ def _nearest(write: VectorBuilder, bits: Value, shift: int) -> Value:
     return write.binary("lshr", write.binary("add", bits, half), write.whole(shift))
 
 
-def _rounded(write: VectorBuilder, value: Value, bits: Value, form: _Format) -> Value:
+def _round(write: VectorBuilder, value: Value, bits: Value, form: _Format) -> Value:
     magnitude = write.binary("and", bits, write.whole(0x7FFFFFFF))
     normal = _nearest(write, magnitude, form.shift)
     normal = write.binary("sub", normal, write.whole((_BIAS - form.bias) << form.fraction))

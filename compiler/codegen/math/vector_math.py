@@ -115,8 +115,8 @@ def _sixteen_exps(write: VectorBuilder, x: Value) -> Value:
     grown = write.fma(write.mul(remainder, remainder), write.polynomial(remainder, _SMALL_EXPM1), remainder)
     # The low four bits of the shifted sum are the sixteenths, which number the root; `scalef` takes the floor of the
     # remainder.
-    root = write.looked_up(_ROOTS, write.bits(shifted))
-    return write.scaled_by_floor(write.fma(root, grown, root), count)
+    root = write.look_up(_ROOTS, write.bits(shifted))
+    return write.scale_by_floor(write.fma(root, grown, root), count)
 
 
 def _reduced_expm1(write: VectorBuilder, x: Value) -> tuple[Value, Value]:

@@ -64,14 +64,14 @@ def _with_special_powers(write: VectorBuilder, base: Value, exponent: Value, pow
     return write.choose(undefined, write.number(math.nan), result)
 
 
-def _widened(emit: Emit, value: Value) -> Value:
+def _widen(emit: Emit, value: Value) -> Value:
     return emit(f"fpext {value.typed} to {llvm_type('float64', value.lanes)}", value.lanes, "float64")
 
 
 def _log2(emit: Emit, size: Value) -> Value:
     """k + log2(m) in float64 with size = 2**k m, which is not negative; log2(m) by the series of atanh."""
     write = VectorBuilder(emit, size.lanes, "float64")
-    wide = _widened(emit, size)
+    wide = _widen(emit, size)
     offset = write.binary("add", write.bits(wide), write.whole(_ONE_BITS - _ROOT_HALF_BITS))
     power = write.binary("lshr", offset, write.whole(_MANTISSA_BITS))
     count = write.sub(
@@ -91,7 +91,7 @@ def _log2(emit: Emit, size: Value) -> Value:
 def _two_to(emit: Emit, logarithm: Value, exponent: Value) -> Value:
     """2**(logarithm * exponent), rounded to float32."""
     write = VectorBuilder(emit, logarithm.lanes, "float64")
-    total = write.mul(logarithm, _widened(emit, exponent))
+    total = write.mul(logarithm, _widen(emit, exponent))
     # Within the range of the exponent arithmetic below; a NaN passes both comparisons.
     total = write.at_least(write.at_most(total, _MOST), -_MOST)
     shifted = write.add(total, write.number(_ROUNDER))

@@ -15,7 +15,7 @@ from retune.compiler.codegen.body import BodyEmitter
 from retune.compiler.codegen.cpu import check_names, parse_module
 from retune.compiler.codegen.nvidia import libdevice
 from retune.compiler.codegen.nvidia.tensor_core import OLDEST, emit_tensor
-from retune.compiler.codegen.nvidia.warp_shuffle import shuffled
+from retune.compiler.codegen.nvidia.warp_shuffle import shuffle
 from retune.compiler.codegen.subtarget import Subtarget
 from retune.compiler.codegen.types import item_bytes, memory_type
 from retune.compiler.codegen.values import Binding, Scalar, Storage, Value
@@ -242,7 +242,7 @@ class _DeviceEmitter(BodyEmitter):
         return -(-count * item // VECTOR_BYTES) * VECTOR_BYTES // item
 
     def shuffle(self, stmt: Shuffle) -> None:
-        value = shuffled(self.result, self.evaluate(stmt.value), stmt.distance, stmt.width, self.threads)
+        value = shuffle(self.result, self.evaluate(stmt.value), stmt.distance, stmt.width, self.threads)
         stored = self.to_memory(value, stmt.buffer.dtype)
         pointer = self.pointer_to(self.locate(stmt.buffer, stmt.indices), stmt.buffer)
         kind, align = memory_type(stmt.buffer.dtype), item_bytes(stmt.buffer.dtype)
@@ -307,7 +307,7 @@ class _DeviceEmitter(BodyEmitter):
             loop.steps.append(f"  {name}.up = add nuw nsw i32 {name}, 1")
             loop.steps.append(f"  {name}.ends = icmp eq i32 {name}.up, {length}")
             loop.steps.append(f"  {name}.next = select i1 {name}.ends, i32 0, i32 {name}.up")
-            self.writer.hoisted(counter.depth, key, f"zext i32 {name} to i64")
+            self.writer.hoist(counter.depth, key, f"zext i32 {name} to i64")
         return Value(known[key], 1, INDEX)
 
     def known(self, atom: Expr) -> int | None:

@@ -148,7 +148,7 @@ def _multiply(emitter: MemoryEmitter, stmt: Mma) -> None:
     for buffer, first, elements in factors:
         addresses = _registers(emitter, buffer, first, elements // kind.packed, kind.packed)
         if kind.packed == 1:
-            args.extend(f"i32 {word}" for word in _rounded(emitter, addresses))
+            args.extend(f"i32 {word}" for word in _round(emitter, addresses))
         else:
             word = _factor_type(kind)
             args.extend(
@@ -162,7 +162,7 @@ def _multiply(emitter: MemoryEmitter, stmt: Mma) -> None:
         writer.put(f"store float {value}, ptr {address}, align {REGISTER_BYTES}")
 
 
-def _rounded(emitter: MemoryEmitter, addresses: Sequence[str]) -> list[str]:
+def _round(emitter: MemoryEmitter, addresses: Sequence[str]) -> list[str]:
     """The float32 at `addresses`, a lane's part of a factor, rounded to tf32: to the nearest, halves away from zero."""
     writer = emitter.writer
     words = [writer.value(f"load i32, ptr {address}, align {REGISTER_BYTES}") for address in addresses]

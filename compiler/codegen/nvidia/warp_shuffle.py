@@ -12,7 +12,7 @@ _WORD_BITS = 32
 _LAST_LANE = 31
 
 
-def shuffled(emit: Emit, value: Value, distance: int | None, width: int, threads: int) -> Value:
+def shuffle(emit: Emit, value: Value, distance: int | None, width: int, threads: int) -> Value:
     """The value of the thread `distance` further on in its group of `width` (None: of the first of the group), in a
     block of `threads` threads.
 

@@ -32,7 +32,7 @@ def descriptor_bits(layout: GroupLayout, dtype: str) -> int:
     leading, stride = layout.lines * layout.width * size, CORE * layout.width * size
     if layout.transposed and layout.width == CORE:
         leading, stride = stride, leading
-    distances = _encoded(leading) << _LEADING_BIT | _encoded(stride) << _STRIDE_BIT
+    distances = _encode(leading) << _LEADING_BIT | _encode(stride) << _STRIDE_BIT
     return distances | _SWIZZLES[layout.width] << _SWIZZLE_BIT
 
 
@@ -53,9 +53,9 @@ def multiply_text(stmt: WarpgroupMma) -> Iterator[str]:
     # An instruction's factors begin in a line whose pieces are in order; the tensor cores swizzle the addresses.
     for step in range(shape.steps):
         depth = step * stmt.instruction.depth
-        right = _encoded(stmt.right_layout.offset(0, depth) * size)
+        right = _encode(stmt.right_layout.offset(0, depth) * size)
         for row in range(shape.rows):
-            left = _encoded(stmt.left_layout.offset(row * GROUP_ROWS, depth) * size)
+            left = _encode(stmt.left_layout.offset(row * GROUP_ROWS, depth) * size)
             sums = ", ".join(f"${row * row_sums + number}" for number in range(row_sums))
             yield f"add.s64 left, ${shape.sums}, {left};"
             yield f"add.s64 right, ${shape.sums + 1}, {right};"
@@ -64,5 +64,5 @@ def multiply_text(stmt: WarpgroupMma) -> Iterator[str]:
     yield "}"
 
 
-def _encoded(distance: int) -> int:
+def _encode(distance: int) -> int:
     return (distance & ADDRESS_MASK) >> ADDRESS_SHIFT

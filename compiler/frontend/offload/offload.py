@@ -139,10 +139,10 @@ class _Cut:
         self._outputs = [entry.name for entry in self._model.graph.output]
         self._nodes = alive_nodes(self._model.graph.node, self._outputs)
         self._weights = {tensor.name: tensor for tensor in self._model.graph.initializer}
-        self._types = {entry.name: entry for entry in self._inferred()}
+        self._types = {entry.name: entry for entry in self._infer_types()}
         self._static = dict(self._known_types())
 
-    def _inferred(self) -> Iterator[onnx.ValueInfoProto]:
+    def _infer_types(self) -> Iterator[onnx.ValueInfoProto]:
         """ONNX's inferred types for inputs of these shapes."""
         light = onnx.ModelProto()
         light.CopyFrom(without_large_weights(self._model))

@@ -24,12 +24,15 @@ _SECONDS = 60.0
 _HALVES: Mapping[int, int] = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
 _SINGLES: Mapping[int, int] = {TensorProto.FLOAT: TensorProto.DOUBLE}
 _QUANTIZING = {"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"}
+# Operators whose output has the quantum of their first input.
 _MOVING = {"Flatten", "Identity", "MaxPool", "Relu", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 
 
 class WiderModel:
-    """A model in wider types: float32 or float64. `quanta` are the steps of its outputs, if it quantizes anything;
-    `plain` is the model in its own types, without leave to compute in narrower types.
+    """A model computed in wider types: float32 or float64.
+
+    `quanta` are the quantization steps of its outputs, 0 for those that are not quantized; empty if the model quantizes
+    nothing. `plain` is the serialized model in its own types, with products that compute in no narrower type.
     """
 
     def __init__(self, model: bytes) -> None:
@@ -45,11 +48,12 @@ class WiderModel:
         self.name = "ONNX Runtime in float32" if self.is_float32 else "onnx.reference in float64"
 
     def widen(self, arrays: Arrays) -> Arrays:
+        """The model's inputs in the wider types."""
         kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in arrays.items()}
         dtypes = {name: helper.tensor_dtype_to_np_dtype(self._kinds.get(kind, kind)) for name, kind in kinds.items()}
         return {name: array.astype(dtypes[name]) for name, array in arrays.items()}
 
-    def rounded(self, outputs: Outputs) -> Outputs:
+    def round(self, outputs: Outputs) -> Outputs:
         """`outputs` in the model's own half types."""
         with np.errstate(over="ignore"):
             return [
@@ -93,7 +97,7 @@ class BatchNormalization(OpRun):
 
 
 def _quanta(graph: onnx.GraphProto) -> list[float]:
-    """The quantum of every output, 0 if it is not quantized; empty for a graph without quantization."""
+    """The quantization step of every output, 0 without one; empty for a graph that quantizes nothing."""
     nodes = {name: node for node in graph.node for name in node.output}
     scales = {tensor.name: tensor for tensor in graph.initializer}
     quanta = []

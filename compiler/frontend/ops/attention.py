@@ -9,10 +9,10 @@ from math import inf, sqrt
 
 from onnx import helper
 
-from retune.compiler.core.dtype import accumulated
+from retune.compiler.core.dtype import sum_type
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, Formula, cast_to
-from retune.compiler.frontend.ops.indexing import cut, taken
+from retune.compiler.frontend.ops.indexing import cut, take
 from retune.compiler.frontend.ops.nn import matrix_product
 from retune.compiler.graph.builder import GraphBuilder
 
@@ -56,7 +56,7 @@ class AttentionForm:
     def apply(self, builder: GraphBuilder, node: OnnxNode, heads: Heads) -> Attended:
         """softmax(bias + cap(scale * query keyᵀ)) value."""
         dtype = builder.value(heads.query).dtype
-        wide = accumulated(dtype)
+        wide = sum_type(dtype)
         write, query = Formula(builder, node, wide), heads.query
         count = builder.value(query).shape[1]
         key, value = (repeat_heads(builder, name, count) for name in (heads.key, heads.value))
@@ -121,7 +121,7 @@ def distances(builder: GraphBuilder, rows: int, columns: int, offset: int | str)
     return builder.emit("sub", [queries, builder.arange(columns)])
 
 
-def windowed(builder: GraphBuilder, apart: str, left: int | None, right: int | None) -> list[str]:
+def add_window(builder: GraphBuilder, apart: str, left: int | None, right: int | None) -> list[str]:
     """Conditions on `distances`: at most `left` keys before the query's own, at most `right` after it."""
     bounds: list[str] = []
     if left is not None:
@@ -150,7 +150,7 @@ def without_empty_rows(builder: GraphBuilder, biases: Sequence[str], x: str) -> 
     return builder.emit("where", [empty, builder.scalar(0, builder.value(x).dtype), x])
 
 
-def joined(builder: GraphBuilder, past: str, x: str) -> str:
+def append_cache(builder: GraphBuilder, past: str, x: str) -> str:
     """The tokens of `x` behind those of `past`, if any; (B, N, T, H)."""
     return x if not past or builder.value(past).shape[2] == 0 else builder.emit("concat", [past, x], {"axis": 2})
 
@@ -166,7 +166,7 @@ def _attention(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     query, key, value = names
     past = [node.inputs[index] if node.has_input(index) else "" for index in (4, 5)]
     length = builder.value(past[0]).shape[2] if past[0] else 0
-    key, value = joined(builder, past[0], key), joined(builder, past[1], value)
+    key, value = append_cache(builder, past[0], key), append_cache(builder, past[1], value)
     biases = _biases(builder, node, query, builder.value(key).shape[2], length)
     scale = node.number("scale", 1.0 / sqrt(builder.value(query).shape[3]))
     precision = node.integer("softmax_precision", 0)
@@ -187,7 +187,7 @@ def _attention(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 def _biases(builder: GraphBuilder, node: OnnxNode, query: str, columns: int, past: int) -> list[str]:
     """What the node adds to the scores of `columns` keys, of which `past` come from the cache."""
-    rows, dtype = builder.value(query).shape[2], accumulated(builder.value(query).dtype)
+    rows, dtype = builder.value(query).shape[2], sum_type(builder.value(query).dtype)
     biases: list[str] = []
     if node.has_input(3):
         biases.append(_mask(builder, node.inputs[3], columns, dtype))
@@ -203,7 +203,7 @@ def _biases(builder: GraphBuilder, node: OnnxNode, query: str, columns: int, pas
         right = 0 if right < 0 else min(right, 0)
     if left >= 0 or right >= 0:
         bounds = (None if left < 0 else left, None if right < 0 else right)
-        conditions += windowed(builder, distances(builder, rows, columns, offset), *bounds)
+        conditions += add_window(builder, distances(builder, rows, columns, offset), *bounds)
     return biases + [as_bias(builder, condition, dtype) for condition in conditions]
 
 
@@ -218,7 +218,7 @@ def _mask(builder: GraphBuilder, mask: str, columns: int, dtype: str) -> str:
     return builder.emit("pad", [bias], {"pads_before": (*border, 0), "pads_after": (*border, missing), "value": -inf})
 
 
-def rotated(builder: GraphBuilder, x: str, cosine: str, sine: str, *, interleaved: bool) -> str:
+def rotate(builder: GraphBuilder, x: str, cosine: str, sine: str, *, interleaved: bool) -> str:
     """Pairs of the last axis of `x` turned by angles, the rest of the axis kept.
 
     `cosine` and `sine` broadcast with a half of what is turned. A pair is two neighbors if `interleaved`, else elements
@@ -228,7 +228,7 @@ def rotated(builder: GraphBuilder, x: str, cosine: str, sine: str, *, interleave
     axis, half = len(outer), builder.value(cosine).shape[-1]
     turned = cut(builder, x, axis, 0, 2 * half) if 2 * half < size else x
     if interleaved:
-        first, second = (taken(builder, turned, axis, range(start, 2 * half, 2)) for start in (0, 1))
+        first, second = (take(builder, turned, axis, range(start, 2 * half, 2)) for start in (0, 1))
     else:
         first, second = cut(builder, turned, axis, 0, half), cut(builder, turned, axis, half, 2 * half)
 
@@ -248,7 +248,7 @@ def rotated(builder: GraphBuilder, x: str, cosine: str, sine: str, *, interleave
 def rotate_tokens(
     builder: GraphBuilder, node: OnnxNode, x: str, angles: Sequence[str], heads: int, *, interleaved: bool
 ) -> str:
-    """`rotated` for heads (B, N, S, H), or for (B, S, heads * H); `angles` are cosines and sines (B, S, R / 2)."""
+    """`rotate` for heads (B, N, S, H), or for (B, S, heads * H); `angles` are cosines and sines (B, S, R / 2)."""
     shape = builder.value(x).shape
     axis = 1 if len(shape) == 4 else 2
     if axis == 2:
@@ -260,7 +260,7 @@ def rotate_tokens(
         own = builder.value(name).shape
         name = cast_to(builder, name, builder.value(x).dtype)
         columns.append(builder.emit("reshape", [name], {"shape": (*own[:axis], 1, *own[axis:])}))
-    x = rotated(builder, x, columns[0], columns[1], interleaved=interleaved)
+    x = rotate(builder, x, columns[0], columns[1], interleaved=interleaved)
     return x if axis == 1 else builder.emit("reshape", [x], {"shape": shape})
 
 

@@ -120,9 +120,7 @@ class OnnxNode:
         array = builder.array(name)
         if array is None:
             inputs = builder.inputs_of(name)
-            raise UnknownValueError(
-                f"{self.label}: {what} must be a constant, but depends on {_listed(inputs)}", inputs
-            )
+            raise UnknownValueError(f"{self.label}: {what} must be a constant, but depends on {_names(inputs)}", inputs)
         return array
 
     def body(self, key: str, operands: Sequence[str]) -> Sequence[str]:
@@ -168,7 +166,7 @@ class OnnxNode:
         return f"{self.name!r} ({self.op_type})"
 
 
-def _listed(inputs: Sequence[str]) -> str:
+def _names(inputs: Sequence[str]) -> str:
     return f"the input{'s' if len(inputs) > 1 else ''} {', '.join(map(repr, inputs))}"
 
 

@@ -13,7 +13,7 @@ from retune.compiler.frontend.model_edits import all_nodes
 from retune.compiler.frontend.model_file import MOST_NODES
 from retune.compiler.frontend.ops.attributes import OnnxNode, ReportedError
 from retune.compiler.frontend.ops.elementwise import Converter
-from retune.compiler.frontend.ops.indexing import taken
+from retune.compiler.frontend.ops.indexing import take
 from retune.compiler.frontend.types import param_of
 from retune.compiler.graph.builder import GraphBuilder
 
@@ -66,10 +66,10 @@ def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         going = bool(node.known(builder, condition, "whether the loop goes on").item())
         iteration += 1
     first = 1 + len(carried)
-    return [*carried, *(_stacked(builder, node, rows, 0, first + index) for index, rows in enumerate(collected))]
+    return [*carried, *(_stack(builder, node, rows, 0, first + index) for index, rows in enumerate(collected))]
 
 
-def _stacked(builder: GraphBuilder, node: OnnxNode, rows: Sequence[str], axis: int, output: int) -> str:
+def _stack(builder: GraphBuilder, node: OnnxNode, rows: Sequence[str], axis: int, output: int) -> str:
     """The values of one output of the body in all iterations, stacked along a new axis.
 
     Without an iteration the result is empty, with the body's dimensions, 0 for unknown ones.
@@ -120,7 +120,7 @@ def _scan(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     outwards = node.ints("scan_output_axes") or (0,) * len(collected)
     reverse = node.ints("scan_output_directions") or (0,) * len(collected)
     results = [
-        _stacked(builder, node, rows[::-1] if back else rows, axis, len(state) + index)
+        _stack(builder, node, rows[::-1] if back else rows, axis, len(state) + index)
         for index, (rows, axis, back) in enumerate(zip(collected, outwards, reverse, strict=True))
     ]
     return [*state, *results]
@@ -129,7 +129,7 @@ def _scan(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 def _row(builder: GraphBuilder, name: str, axis: int, index: int) -> str:
     """The elements at `index` of an axis, without that axis."""
     shape = builder.value(name).shape
-    row = taken(builder, name, axis, [index])
+    row = take(builder, name, axis, [index])
     return builder.emit("reshape", [row], {"shape": (*shape[:axis], *shape[axis + 1 :])})
 
 

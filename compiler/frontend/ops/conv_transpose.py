@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, formula_of
-from retune.compiler.frontend.ops.indexing import taken
+from retune.compiler.frontend.ops.indexing import take
 from retune.compiler.frontend.ops.nn import Window, as_channels, plain_convolution, rounded_once, spatial_rank
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute
@@ -37,7 +37,7 @@ def _conv_transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         high = [edge - cut + more for edge, cut, more in zip(reach, after, extra, strict=True)]
         # The operator has no negative padding: more is cut off than the kernel reaches.
         x = _without(builder, x, [max(0, -pad) for pad in low], [max(0, -pad) for pad in high])
-        turned = _turned(builder, weight.name, groups)
+        turned = _reverse_kernel(builder, weight.name, groups)
         pads = tuple(max(0, pad) for pad in (*low, *high))
         x = plain_convolution(builder, x, turned, Window((1,) * rank, pads, dilations, groups), node.name)
     if node.has_input(2):
@@ -108,16 +108,16 @@ def _spread(builder: GraphBuilder, x: str, axis: int, stride: int) -> str:
     wide = shape[axis] * stride
     x = builder.emit("reshape", [x], {"shape": (*shape[:axis], wide, *shape[axis + 1 :])})
     # No zeros after the last element.
-    return taken(builder, x, axis, range(wide - stride + 1))
+    return take(builder, x, axis, range(wide - stride + 1))
 
 
 def _without(builder: GraphBuilder, x: str, front: Sequence[int], back: Sequence[int]) -> str:
     for index, (low, high) in enumerate(zip(front, back, strict=True)):
-        x = taken(builder, x, index + 2, range(low, builder.value(x).shape[index + 2] - high))
+        x = take(builder, x, index + 2, range(low, builder.value(x).shape[index + 2] - high))
     return x
 
 
-def _turned(builder: GraphBuilder, weight: str, groups: int) -> str:
+def _reverse_kernel(builder: GraphBuilder, weight: str, groups: int) -> str:
     """(I, O/groups, *kernel) as (O, I/groups, *kernel), back to front along the kernel."""
     inputs, outputs, *kernel = builder.value(weight).shape
     tail = range(3, 3 + len(kernel))
@@ -125,7 +125,7 @@ def _turned(builder: GraphBuilder, weight: str, groups: int) -> str:
     swapped = builder.emit("transpose", [split], {"perm": (0, 2, 1, *tail)})
     result = builder.emit("reshape", [swapped], {"shape": (groups * outputs, inputs // groups, *kernel)})
     for index, size in enumerate(kernel):
-        result = taken(builder, result, index + 2, list(reversed(range(size))))
+        result = take(builder, result, index + 2, list(reversed(range(size))))
     return result
 
 

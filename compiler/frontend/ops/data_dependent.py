@@ -54,7 +54,7 @@ def _corners(boxes: Array, *, centred: bool) -> tuple[Array, Array]:
     return np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])
 
 
-def _overlapping(low: Array, high: Array, box: int, threshold: float) -> Array:
+def _overlaps_box(low: Array, high: Array, box: int, threshold: float) -> Array:
     """Whether the intersection over union of each box with one box exceeds a threshold; that of empty boxes is 0."""
     sides = np.maximum(np.minimum(high, high[box]) - np.maximum(low, low[box]), 0)
     shared, areas = sides[:, 0] * sides[:, 1], (high[:, 0] - low[:, 0]) * (high[:, 1] - low[:, 1])
@@ -89,7 +89,7 @@ def _non_max_suppression(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
     rows = []
     for image in range(len(scores)):
         low, high = _corners(boxes[image], centred=bool(node.integer("center_point_box", 0)))
-        overlapping: Callable[[int], Array] = partial(_overlapping, low, high, threshold=threshold)
+        overlapping: Callable[[int], Array] = partial(_overlaps_box, low, high, threshold=threshold)
         if len(low) <= _MOST_SHARED:
             overlapping = cache(overlapping)
         for column, own in enumerate(scores[image]):

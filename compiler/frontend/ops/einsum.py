@@ -8,7 +8,7 @@ from math import prod
 
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, in_float32
-from retune.compiler.frontend.ops.indexing import taken
+from retune.compiler.frontend.ops.indexing import take
 from retune.compiler.graph.builder import GraphBuilder
 
 
@@ -38,7 +38,7 @@ def _labels(node: OnnxNode, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 def _diagonal(builder: GraphBuilder, x: str, term: str) -> tuple[str, str]:
-    """Remove repeated labels."""
+    """The diagonal of `x` over each repeated label of `term`; the result and its labels."""
     for label in dict.fromkeys(term):
         while term.count(label) > 1:
             first, second = term.index(label), term.rindex(label)
@@ -49,31 +49,32 @@ def _diagonal(builder: GraphBuilder, x: str, term: str) -> tuple[str, str]:
             unique = tuple(shape[i] for i in others)
             x = builder.emit("reshape", [x], {"shape": (*unique, extent * extent)})
             # The diagonal of a square matrix is every (n + 1)-th element of its flat form: a slice, no gather.
-            x = taken(builder, x, len(unique), list(range(0, extent * extent, extent + 1)))
+            x = take(builder, x, len(unique), list(range(0, extent * extent, extent + 1)))
             term = "".join(term[i] for i in others) + label
     return x, term
 
 
-def _summed(builder: GraphBuilder, x: str, term: str, kept: str) -> tuple[str, str]:
+def _sum(builder: GraphBuilder, x: str, term: str, kept: str) -> tuple[str, str]:
+    """Sum `x`, whose axes have the labels `term`, over the labels that are not `kept`; the result and its labels."""
     axes = tuple(i for i, label in enumerate(term) if label not in kept)
     if axes:
         x = builder.emit("reduce_sum", [x], {"axes": axes, "keepdims": False})
     return x, "".join(label for label in term if label in kept)
 
 
-def _arranged(builder: GraphBuilder, x: str, term: str, groups: Sequence[str], extents: Mapping[str, int]) -> str:
+def _arrange(builder: GraphBuilder, x: str, term: str, groups: Sequence[str], extents: Mapping[str, int]) -> str:
     """Axes in the groups' order, each group one axis; axes of extent 1 are broadcast to their label's extent."""
-    wanted = "".join(groups)
-    perm = tuple(term.index(label) for label in wanted)
+    labels = "".join(groups)
+    perm = tuple(term.index(label) for label in labels)
     if perm != tuple(range(len(perm))):
         x = builder.emit("transpose", [x], {"perm": perm})
-    full = tuple(extents[label] for label in wanted)
+    full = tuple(extents[label] for label in labels)
     if builder.value(x).shape != full:
         x = builder.emit("broadcast_to", [x], {"shape": full})
     return builder.emit("reshape", [x], {"shape": tuple(prod(extents[label] for label in group) for group in groups)})
 
 
-def _joined(
+def _join(
     builder: GraphBuilder, a: tuple[str, str], b: tuple[str, str], kept: str, extents: Mapping[str, int]
 ) -> tuple[str, str]:
     """The product of two operands, with their labels in `kept`."""
@@ -84,14 +85,15 @@ def _joined(
     rows = "".join(label for label in left if label not in right)
     columns = "".join(label for label in right if label not in left)
     # Batch labels in front, then labels of one side, then summed labels: one batched product does the pair.
-    lhs = _arranged(builder, x, left, (batch, rows, inner), extents)
-    rhs = _arranged(builder, y, right, (batch, inner, columns), extents)
+    lhs = _arrange(builder, x, left, (batch, rows, inner), extents)
+    rhs = _arrange(builder, y, right, (batch, inner, columns), extents)
     result = builder.emit("batch_matmul", [lhs, rhs])
     term = batch + rows + columns
     return builder.emit("reshape", [result], {"shape": tuple(extents[label] for label in term)}), term
 
 
-def _contracted(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+def _contract(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    """Multiply the operands from left to right, and sum each label once no later operand has it."""
     values = [node.operand(builder, i) for i in range(len(node.inputs))]
     terms, result = _labels(node, [len(value.shape) for value in values])
     extents: dict[str, int] = {}
@@ -103,9 +105,9 @@ def _contracted(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     for index, (x, term) in enumerate(pairs):
         # Labels that no later operand reads are summed now, which keeps intermediate values small.
         later = result + "".join(other for _, other in pairs[index + 1 :])
-        x, term = _summed(builder, x, term, later + current[1])
-        current = (x, term) if index == 0 else _joined(builder, current, (x, term), later, extents)
-    x, term = _summed(builder, *current, result)
+        x, term = _sum(builder, x, term, later + current[1])
+        current = (x, term) if index == 0 else _join(builder, current, (x, term), later, extents)
+    x, term = _sum(builder, *current, result)
     perm = tuple(term.index(label) for label in result)
     if perm == tuple(range(len(perm))):
         return [x]
@@ -117,7 +119,7 @@ def _einsum(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     left, _, right = node.text("equation", "").replace(" ", "").partition("->")
     first, *others = left.split(",")
     plain = len(others) == 1 and set(first) ^ set(others[0]) <= set(right)
-    return (_contracted if plain else in_float32(_contracted))(builder, node)
+    return (_contract if plain else in_float32(_contract))(builder, node)
 
 
 CONVERTERS: Mapping[str, Converter] = {"Einsum": _einsum}

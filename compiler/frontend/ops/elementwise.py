@@ -228,10 +228,10 @@ def _cast_to(builder: GraphBuilder, node: OnnxNode, dtype: str) -> Sequence[str]
     x = node.operand(builder, 0)
     if dtype == _POWERS and x.dtype != dtype:
         return [_power_of_two(builder, node, x.name)]
-    return [saturated(builder, node, x.name, dtype)]
+    return [saturate(builder, node, x.name, dtype)]
 
 
-def saturated(builder: GraphBuilder, node: OnnxNode, x: str, dtype: str) -> str:
+def saturate(builder: GraphBuilder, node: OnnxNode, x: str, dtype: str) -> str:
     """`x` as `dtype`: what a narrow float cannot hold becomes its largest number, if the node's `saturate` says so."""
     if dtype in NARROW_FLOATS and dtype != _POWERS and node.integer("saturate", 1):
         wide = arithmetic_type(builder.value(x).dtype)

@@ -1,4 +1,4 @@
-"""Matrices of integers below a byte as operands of products: packed, and unpacked by the kernel that multiplies."""
+"""Converts matrices of integers below a byte, and their products: weights stay packed until the kernel multiplies."""
 
 import numpy as np
 
@@ -12,9 +12,10 @@ PACKED = "dequantize_bits"
 """The operator of packed weights."""
 
 
-def packed_matrix(builder: GraphBuilder, node: OnnxNode) -> str:
-    """What a DequantizeLinear of a constant matrix computes, from codes that stay packed; "" where it is not scaled by
-    whole blocks of rows or columns.
+def pack_matrix(builder: GraphBuilder, node: OnnxNode) -> str:
+    """Emit the DequantizeLinear `node` of a constant matrix with packed codes, and return the result.
+
+    "" where the matrix is not constant, or not scaled by whole blocks of rows or columns.
     """
     x, scale = (builder.array(name) for name in node.inputs[:2])
     zero = builder.array(node.inputs[2]) if node.has_input(2) else np.zeros((), "int32")
@@ -32,25 +33,25 @@ def packed_matrix(builder: GraphBuilder, node: OnnxNode) -> str:
     codes, scale, zero = transposed
     least = int(finite_limit(x.dtype.name, is_least=True))
     offset = (least - zero).astype("float32") * scale
-    packed = _packed((codes - least).astype("uint8"), bits, block)
+    packed = _pack((codes - least).astype("uint8"), bits, block)
     operands = [builder.constant(np.ascontiguousarray(array), node.name) for array in (packed, scale, offset)]
     result = builder.emit(PACKED, operands, {"bits": bits}, name=node.name, output=node.outputs[0])
     return builder.emit("transpose", [result], {"perm": (1, 0)}, name=node.name) if axis == 1 else result
 
 
-def _packed(codes: Array, bits: int, block: int) -> Array:
+def _pack(codes: Array, bits: int, block: int) -> Array:
     """Codes (K, N) as bytes (blocks, bytes of a block, N), the first code of a byte in its low bits."""
     per_byte = BYTE // bits
     parts = codes.reshape(len(codes) // block, block // per_byte, per_byte, codes.shape[1])
     return np.asarray(sum(parts[:, :, part] << np.uint8(bits * part) for part in range(per_byte)), "uint8")
 
 
-def multiplied(builder: GraphBuilder, node: OnnxNode, rows: str, matrix: str) -> str:
-    """The product of rows (M, K) and a matrix (K, N) that may be packed."""
-    source, is_turned = builder.producer(matrix), False
+def multiply_rows(builder: GraphBuilder, node: OnnxNode, rows: str, matrix: str) -> str:
+    """Emit the product of `rows` (M, K) and `matrix` (K, N), which may be packed."""
+    source, is_transposed = builder.producer(matrix), False
     while source is not None and source.op == "transpose":
-        source, is_turned = builder.producer(source.inputs[0]), not is_turned
-    if source is not None and source.op == PACKED and not is_turned:
+        source, is_transposed = builder.producer(source.inputs[0]), not is_transposed
+    if source is not None and source.op == PACKED and not is_transposed:
         operands, attributes = [rows, *source.inputs], dict(source.attrs)
         return builder.emit("dense_bits", operands, attributes, name=node.name, output=node.outputs[0])
     return builder.emit("dense", [rows, matrix], name=node.name, output=node.outputs[0])

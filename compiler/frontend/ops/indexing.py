@@ -5,7 +5,7 @@ Indices are constants or computed values. Constant indices that are evenly space
 
 from collections.abc import Mapping, Sequence
 
-from retune.compiler.core.dtype import accumulated
+from retune.compiler.core.dtype import sum_type
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, formula_of
@@ -13,7 +13,7 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.ir.dims import Dim, integers, whole
 
 
-def taken(builder: GraphBuilder, x: str, axis: int, indices: Sequence[int], name: str = "") -> str:
+def take(builder: GraphBuilder, x: str, axis: int, indices: Sequence[int], name: str = "") -> str:
     """The elements of `x` at constant, non-negative indices along an axis: a slice if they are evenly spaced."""
     shape = builder.value(x).shape
     indices = list(indices)
@@ -27,17 +27,17 @@ def taken(builder: GraphBuilder, x: str, axis: int, indices: Sequence[int], name
     return builder.emit("gather", [x, table], {"axis": axis}, name=name)
 
 
-def sliced(builder: GraphBuilder, x: str, axis: int, start: int, stop: int, step: int, name: str = "") -> str:
+def slice_axis(builder: GraphBuilder, x: str, axis: int, start: int, stop: int, step: int, name: str = "") -> str:
     """The elements `x[start:stop:step]` along an axis, by Python's rules, for numbers or symbolic dimensions."""
     shape = builder.value(x).shape
     extent = shape[axis]
     if not any(isinstance(number, Dim) for number in (extent, start, stop, step)):
-        return taken(builder, x, axis, range(extent)[start:stop:step], name)
+        return take(builder, x, axis, range(extent)[start:stop:step], name)
     if isinstance(step, Dim) or step <= 0:
         raise DefinitionError(f"a slice of {extent} elements by {step}")
-    first, last = (_clamped(number, extent) for number in (start, stop))
+    first, last = (_clamp(number, extent) for number in (start, stop))
     if first >= last:
-        return taken(builder, x, axis, (), name)
+        return take(builder, x, axis, (), name)
     if first == 0 and last == extent and step == 1:
         return x
     if step > 1:
@@ -56,7 +56,7 @@ def cut(builder: GraphBuilder, x: str, axis: int, start: int, stop: int, step: i
     return builder.emit("slice", [x], attrs, name=name)
 
 
-def _clamped(number: int, extent: int) -> int:
+def _clamp(number: int, extent: int) -> int:
     """A bound of a slice, counted from the front and within the extent."""
     # Python's `slice.indices`, which takes no symbolic dimensions.
     number = number + extent if number < 0 else number
@@ -75,7 +75,7 @@ def _gather(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         return [write("gather", x, indices.name, axis=axis)]
     if known.size and not -shape[axis] <= known.min() <= known.max() < shape[axis]:
         raise node.unsupported(f"an index is outside of axis {axis}, which has {shape[axis]} elements")
-    result = taken(
+    result = take(
         builder, x, axis, [whole(index) + (shape[axis] if index < 0 else 0) for index in known.flat], node.name
     )
     full = (*shape[:axis], *indices.shape, *shape[axis + 1 :])
@@ -139,7 +139,7 @@ def _one_hot(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     exact = write("equal", where, builder.arange(depth, column))
     # Negative indices count from the end; indices outside of both ranges leave a row of the off value, as in ONNX.
     from_end = write("equal", where, builder.arange(depth, column, start=-depth))
-    pair = [builder.emit("reshape", [taken(builder, values.name, 0, [i])], {"shape": ()}) for i in (0, 1)]
+    pair = [builder.emit("reshape", [take(builder, values.name, 0, [i])], {"shape": ()}) for i in (0, 1)]
     return [write("where", write("bit_or", exact, from_end), pair[1], pair[0])]
 
 
@@ -164,7 +164,7 @@ def _cumulative(op: str, join: str, neutral: int) -> Converter:
         write, x = formula_of(builder, node)
         dtype, rank = builder.value(x).dtype, len(builder.value(x).shape)
         axis = node.axis(whole(node.array(builder, 1, "the axis").item()), rank)
-        wide = accumulated(dtype)
+        wide = sum_type(dtype)
         x = x if wide == dtype else write("cast", x, dtype=wide)
         exclusive, reverse = (bool(node.integer(key, 0)) for key in ("exclusive", "reverse"))
         total = running(builder, x, axis, exclusive, reverse)

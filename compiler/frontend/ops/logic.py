@@ -9,7 +9,7 @@ from retune.compiler.frontend.ops.elementwise import Converter, formula_of, same
 from retune.compiler.graph.builder import GraphBuilder
 
 
-def _swapped(op: str) -> Converter:
+def _swap(op: str) -> Converter:
     """a > b is b < a."""
 
     def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -69,8 +69,8 @@ CONVERTERS: Mapping[str, Converter] = {
     "BitwiseOr": same("bit_or"),
     "BitwiseXor": same("bit_xor"),
     "Equal": same("equal"),
-    "Greater": _swapped("less"),
-    "GreaterOrEqual": _swapped("less_equal"),
+    "Greater": _swap("less"),
+    "GreaterOrEqual": _swap("less_equal"),
     "IsInf": _is_inf,
     "IsNaN": same("is_nan"),
     "Less": same("less"),

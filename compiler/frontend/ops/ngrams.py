@@ -24,7 +24,7 @@ def _tables(node: OnnxNode) -> list[Array]:
     ]
 
 
-def _counted(builder: GraphBuilder, rows: str, table: Array, most_skipped: int) -> str:
+def _count(builder: GraphBuilder, rows: str, table: Array, most_skipped: int) -> str:
     """How often each n-gram of a table occurs in rows (N, C), with up to so many tokens between two of its own."""
     count, tokens = builder.value(rows).shape
     number, length = table.shape
@@ -59,9 +59,7 @@ def _vectorize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         if len(table):
             is_counted = shortest <= length <= longest
             unseen = (count, len(table))
-            parts.append(
-                _counted(builder, rows, table, skipped) if is_counted else builder.filled(0, "float32", unseen)
-            )
+            parts.append(_count(builder, rows, table, skipped) if is_counted else builder.filled(0, "float32", unseen))
     total = builder.emit("concat", [*parts, builder.filled(0, "float32", (count, 1))], {"axis": 1})
     if mode == "IDF":
         total = builder.emit("minimum", [total, builder.scalar(1, "float32")])

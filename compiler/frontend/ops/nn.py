@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import reduce
 from math import prod
 
-from retune.compiler.core.dtype import accumulated, promoted
+from retune.compiler.core.dtype import promoted_type, sum_type
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, Formula, cast_to, formula_of, in_float32
-from retune.compiler.frontend.ops.few_bits import multiplied
-from retune.compiler.frontend.ops.indexing import taken
+from retune.compiler.frontend.ops.few_bits import multiply_rows
+from retune.compiler.frontend.ops.indexing import take
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute
 from retune.compiler.ops.conv import window_extent
@@ -45,7 +45,7 @@ def pads_of(
     return (*before, *after)
 
 
-def _widened(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
+def _widen(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
     """Attributes of one spatial axis (or its two pads) for two axes, the new axis of extent 1 first."""
     if len(values) == 1:
         return (fill, values[0])
@@ -121,7 +121,7 @@ def plain_convolution(builder: GraphBuilder, x: str, w: str, window: Window, nam
         x = builder.emit("reshape", [x], {"shape": (*shape[:2], 1, shape[2])})
         w = builder.emit("reshape", [w], {"shape": (*weight[:2], 1, weight[2])})
         # A line is an image of one row: two-dimensional kernels work for it.
-        strides, dilations, pads = _widened(strides, 1), _widened(dilations, 1), _widened(pads, 0)
+        strides, dilations, pads = _widen(strides, 1), _widen(dilations, 1), _widen(pads, 0)
     op, layout = ("conv3d", "NCDHW") if len(shape) == 5 else ("conv2d", "NCHW")
     attrs: dict[str, Attribute] = {"strides": strides, "pads": pads, "dilations": dilations}
     attrs |= {"groups": window.groups, "layout": layout}
@@ -149,10 +149,10 @@ def _sum_of_slices(builder: GraphBuilder, x: str, w: str, window: Window, name: 
     swapped, total = (0, 2, 1, *range(3, rank + 2)), ""
     for tap in range(kernel[0]):
         first = tap * dilations[0]
-        slices = taken(builder, x, 2, range(first, first + count * strides[0], strides[0]))
+        slices = take(builder, x, 2, range(first, first + count * strides[0], strides[0]))
         slices = builder.emit("transpose", [slices], {"perm": swapped})
         slices = builder.emit("reshape", [slices], {"shape": (n * count, channels, *extents)})
-        weight = taken(builder, w, 2, [tap])
+        weight = take(builder, w, 2, [tap])
         weight = builder.emit("reshape", [weight], {"shape": (*builder.value(w).shape[:2], *kernel[1:])})
         others = Window(strides[1:], inner, dilations[1:], window.groups)
         part = plain_convolution(builder, slices, weight, others, name)
@@ -165,8 +165,8 @@ def _sum_of_slices(builder: GraphBuilder, x: str, w: str, window: Window, name: 
 def _batch_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     dtypes = [node.operand(builder, index).dtype for index in range(5)]
     # Statistics of halves may be float32.
-    wide = reduce(promoted, dtypes)
-    wide = accumulated(wide) if node.integer("training_mode", 0) else wide
+    wide = reduce(promoted_type, dtypes)
+    wide = sum_type(wide) if node.integer("training_mode", 0) else wide
     x, *factors = operands = [cast_to(builder, name, wide) for name in node.inputs[:5]]
     write, epsilon = Formula(builder, node, wide), node.number("epsilon", 1e-5)
     if not node.integer("training_mode", 0):
@@ -198,7 +198,7 @@ def _determinant(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if rows == 0:  # the empty product
         return [builder.filled(1, builder.value(x).dtype, batch)]
     flat = write("reshape", x, shape=(*batch, rows * columns))
-    cells = [taken(builder, flat, len(batch), [index]) for index in range(rows * columns)]
+    cells = [take(builder, flat, len(batch), [index]) for index in range(rows * columns)]
     entries = [write("reshape", cell, shape=tuple(batch)) for cell in cells]
 
     def minor(row: int, columns_left: tuple[int, ...]) -> str:
@@ -230,7 +230,7 @@ def _scaled_product(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if alpha != 1.0:
         # Not the product: a constant weight is scaled at compile time.
         b = write("mul", b, alpha)
-    result = multiplied(builder, node, a, b)
+    result = multiply_rows(builder, node, a, b)
     if not node.has_input(2) or beta == 0.0:
         return [result]
     bias = node.inputs[2]
@@ -268,7 +268,7 @@ def matrix_product(builder: GraphBuilder, node: OnnxNode, a: str, b: str) -> str
     # One matrix for the whole batch: all rows are one product, which reads the weight once.
     if len(b_shape) == 2:
         rows = prod(a_shape[:-1])
-        product = multiplied(builder, node, shaped(a, (rows, a_shape[-1])), shaped(b, b_shape))
+        product = multiply_rows(builder, node, shaped(a, (rows, a_shape[-1])), shaped(b, b_shape))
     else:
         count = prod(batch)
         left = shaped(expanded(a, a_shape), (count, *a_shape[-2:]))

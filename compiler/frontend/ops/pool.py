@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 import onnx
 
-from retune.compiler.core.dtype import accumulated, is_float
+from retune.compiler.core.dtype import is_float, sum_type
 from retune.compiler.frontend.ops.attributes import OnnxNode, read_attributes
 from retune.compiler.frontend.ops.elementwise import Converter, cast_to, formula_of, in_float32
 from retune.compiler.frontend.ops.nn import Window, pads_of, plain_convolution
@@ -216,7 +216,7 @@ def _plane(builder: GraphBuilder, node: OnnxNode, x: str, windows: _Windows, max
         return builder.emit("avg_pool2d", [x], {**attrs, "count_include_pad": counted}, name=node.name)
     n, channels, *extents = builder.value(x).shape
     dtype = builder.value(x).dtype
-    wide = accumulated(dtype)
+    wide = sum_type(dtype)
     single = builder.emit("reshape", [cast_to(builder, x, wide)], {"shape": (n * channels, 1, *extents)})
     # A sum over windows is a convolution with ones, which supports dilations; each sum is divided by its count.
     ones = builder.constant(np.ones((1, 1, *windows.kernel), wide), "ones")

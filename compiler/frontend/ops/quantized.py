@@ -9,11 +9,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import helper
 
-from retune.compiler.core.dtype import NARROW_FLOATS, NARROW_INTEGERS, accumulated, finite_limit, is_float, item_bits
+from retune.compiler.core.dtype import (
+    NARROW_FLOATS,
+    NARROW_INTEGERS,
+    finite_limit,
+    is_float,
+    item_bits,
+    sum_type,
+)
 from retune.compiler.frontend.ops.attributes import OnnxNode
-from retune.compiler.frontend.ops.elementwise import Converter, cast_to, formula_of, saturated
-from retune.compiler.frontend.ops.few_bits import packed_matrix
-from retune.compiler.frontend.ops.indexing import taken
+from retune.compiler.frontend.ops.elementwise import Converter, cast_to, formula_of, saturate
+from retune.compiler.frontend.ops.few_bits import pack_matrix
+from retune.compiler.frontend.ops.indexing import take
 from retune.compiler.frontend.ops.nn import as_channels, convolved, matrix_product
 from retune.compiler.graph.builder import GraphBuilder
 
@@ -21,7 +28,7 @@ _STORED = ("int8", "uint8", "int16", "uint16", *NARROW_INTEGERS, "int32")
 _BYTE = 8
 
 
-def _aligned(builder: GraphBuilder, node: OnnxNode, name: str, shape: tuple[int, ...]) -> str:
+def _align(builder: GraphBuilder, node: OnnxNode, name: str, shape: tuple[int, ...]) -> str:
     """A scale or zero point in the shape for a tensor of `shape`: a single number, one per slice, or one per block."""
     own = builder.value(name).shape
     if builder.value(name).size == 1:
@@ -32,16 +39,16 @@ def _aligned(builder: GraphBuilder, node: OnnxNode, name: str, shape: tuple[int,
     block = node.integer("block_size", 0)
     if not block:
         raise node.unsupported("a scale of several dimensions needs a block_size")
-    return taken(builder, name, axis, [index // block for index in range(shape[axis])])
+    return take(builder, name, axis, [index // block for index in range(shape[axis])])
 
 
-def _rounded(builder: GraphBuilder, node: OnnxNode, x: str, zero: str, dtype: str) -> str:
+def _round(builder: GraphBuilder, node: OnnxNode, x: str, zero: str, dtype: str) -> str:
     """A float in the quantized type: rounded, shifted by the zero point, clamped."""
     if dtype in NARROW_FLOATS:
         # Zero points of floats are 0 by definition: ONNX Runtime and the reference ignore others of float8.
         if zero and item_bits(dtype) < _BYTE:
             x = builder.emit("add", [x, cast_to(builder, zero, builder.value(x).dtype)])
-        return saturated(builder, node, x, dtype)
+        return saturate(builder, node, x, dtype)
     if dtype not in _STORED[:-1]:
         raise node.unsupported(f"no quantization to {dtype}")
     limits = {"low": float(finite_limit(dtype, is_least=True)), "high": float(finite_limit(dtype, is_least=False))}
@@ -82,15 +89,15 @@ def _quantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     unsaid = node.has_input(2) or not (node.integer("output_dtype", 0) or node.integer("precision", 0))
     if x.dtype == "float32" and unsaid and stored != "int32" and _quantizes_bytes(builder, node, stored):
         return [_of_bytes(builder, node, "quantize", stored)]
-    zero = _aligned(builder, node, node.inputs[2], x.shape) if node.has_input(2) else ""
+    zero = _align(builder, node, node.inputs[2], x.shape) if node.has_input(2) else ""
     dtype = builder.value(node.inputs[2]).dtype if zero else "uint8"
     if not zero:
         dtype = _element_type(node, "output_dtype") or dtype
-    scale = _aligned(builder, node, node.operand(builder, 1).name, x.shape)
+    scale = _align(builder, node, node.operand(builder, 1).name, x.shape)
     wide = _element_type(node, "precision") or builder.value(scale).dtype
-    wide = accumulated(wide) if is_float(wide) else "float32"
+    wide = sum_type(wide) if is_float(wide) else "float32"
     ratio = builder.emit("true_div", [cast_to(builder, name, wide) for name in (x.name, scale)])
-    return [_rounded(builder, node, ratio, zero, dtype)]
+    return [_round(builder, node, ratio, zero, dtype)]
 
 
 def _offset(builder: GraphBuilder, node: OnnxNode, x: str, zero: str) -> str:
@@ -106,15 +113,15 @@ def _dequantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     said = _element_type(node, "output_dtype")
     if _quantizes_bytes(builder, node, x.dtype) and said in ("", "float32"):
         return [_of_bytes(builder, node, "dequantize", x.dtype)]
-    packed = packed_matrix(builder, node) if x.dtype in NARROW_INTEGERS and said in ("", "float32") else ""
+    packed = pack_matrix(builder, node) if x.dtype in NARROW_INTEGERS and said in ("", "float32") else ""
     if packed:
         return [packed]
-    scale = _aligned(builder, node, node.operand(builder, 1).name, x.shape)
-    zero = _aligned(builder, node, node.inputs[2], x.shape) if node.has_input(2) else ""
+    scale = _align(builder, node, node.operand(builder, 1).name, x.shape)
+    zero = _align(builder, node, node.inputs[2], x.shape) if node.has_input(2) else ""
     dtype = said or builder.value(scale).dtype
     if not is_float(dtype) or not is_float(builder.value(scale).dtype):
         raise node.unsupported("the scale and the result must be floats")
-    wide = accumulated(builder.value(scale).dtype)
+    wide = sum_type(builder.value(scale).dtype)
     if x.dtype in NARROW_FLOATS:
         whole = cast_to(builder, x.name, wide)
     else:
@@ -199,12 +206,12 @@ class Matrix:
         return builder.emit("mul", [cast_to(builder, whole, builder.value(scale).dtype), scale])
 
 
-def _requantized(builder: GraphBuilder, node: OnnxNode, whole: str, scales: Sequence[str], zero: str) -> str:
+def _requantize(builder: GraphBuilder, node: OnnxNode, whole: str, scales: Sequence[str], zero: str) -> str:
     """An int32 result times the operands' scales, divided by the result's scale."""
     first, second, made = (cast_to(builder, name, "float32") for name in scales)
     real = builder.emit("mul", [cast_to(builder, whole, "float32"), builder.emit("mul", [first, second])])
     flat = builder.emit("reshape", [zero], {"shape": ()}) if builder.value(zero).size == 1 else zero
-    return _rounded(builder, node, builder.emit("div", [real, made]), flat, builder.value(zero).dtype)
+    return _round(builder, node, builder.emit("div", [real, made]), flat, builder.value(zero).dtype)
 
 
 def _fits_bytes(builder: GraphBuilder, x: Sequence[str], weight: Sequence[str]) -> bool:
@@ -244,7 +251,7 @@ def _qlinear_product(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     a = _offset(builder, node, node.operand(builder, 0).name, columns[1])
     b = _offset(builder, node, node.operand(builder, 3).name, columns[3])
     whole = matrix_product(builder, node, a, b)
-    return [_requantized(builder, node, whole, (columns[0], columns[2], columns[4]), node.inputs[7])]
+    return [_requantize(builder, node, whole, (columns[0], columns[2], columns[4]), node.inputs[7])]
 
 
 def _weight_column(builder: GraphBuilder, name: str, rank: int) -> str:
@@ -284,7 +291,7 @@ def _qlinear_conv(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     scales = [_weight_column(builder, node.inputs[i], rank) for i in (1, 4, 6)]
     if builder.value(scales[1]).size > 1:
         scales[1] = as_channels(builder, node.inputs[4], rank)
-    return [_requantized(builder, node, whole, scales, node.inputs[7])]
+    return [_requantize(builder, node, whole, scales, node.inputs[7])]
 
 
 CONVERTERS: Mapping[str, Converter] = {

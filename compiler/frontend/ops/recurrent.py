@@ -11,7 +11,7 @@ import numpy as np
 
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, Formula, formula_of
-from retune.compiler.frontend.ops.indexing import cut, taken
+from retune.compiler.frontend.ops.indexing import cut, take
 from retune.compiler.frontend.ops.quantized import Matrix
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.ops import Attribute
@@ -51,9 +51,9 @@ class _Layer:
 
     def part(self, name: str, directions: Sequence[int], first: int = 0, last: int | None = None) -> str:
         """Some directions of an operand, and of them the gates `first` to `last` along the second axis."""
-        chosen = taken(self.builder, name, 0, directions)
+        chosen = take(self.builder, name, 0, directions)
         rows = range(self.builder.value(chosen).shape[1])
-        return taken(self.builder, chosen, 1, rows[first * self.hidden : last if last is None else last * self.hidden])
+        return take(self.builder, chosen, 1, rows[first * self.hidden : last if last is None else last * self.hidden])
 
     def recurrent(self, directions: Sequence[int], finals: int) -> str:
         """The visible states of some directions after every step, and the last states: (T + finals, D, B, H)."""
@@ -65,13 +65,13 @@ class _Layer:
             operands["hidden_weight"] = self.columns(self.part(gates, range(len(directions)), 2))
             gates = self.part(gates, range(len(directions)), 0, 2)
         operands["weight"] = self.columns(gates)
-        operands |= {name: taken(builder, start, 0, directions) for name, start in zip("hc", self.starts, strict=False)}
+        operands |= {name: take(builder, start, 0, directions) for name, start in zip("hc", self.starts, strict=False)}
         if resets_inside and node.has_input(3):
             operands["inside"] = self.part(node.inputs[3], directions, 5)
         elif resets_inside:
             operands["inside"] = builder.filled(0, builder.value(self.data).dtype, (len(directions), self.hidden))
         if node.has_input(7):
-            operands["peepholes"] = taken(builder, node.inputs[7], 0, directions)
+            operands["peepholes"] = take(builder, node.inputs[7], 0, directions)
         if self.lengths:
             operands["lengths"] = self.lengths
         attrs: dict[str, Attribute] = {
@@ -134,7 +134,7 @@ def _recurrent(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         starts = [s if s == zeros else write("transpose", s, perm=(1, 0, 2)) for s in starts]
     layer = _Layer(builder, node, data, tuple(starts), lengths, reverse)
     is_of_bytes = builder.value(node.operand(builder, 2).name).dtype in ("int8", "uint8")
-    results = _unrolled(layer) if is_of_bytes else _scanned(layer)
+    results = _unroll(layer) if is_of_bytes else _scanned(layer)
     if batch_first:
         results[0] = write("transpose", results[0], perm=(2, 0, 1, 3))
         results[1:] = [write("transpose", result, perm=(1, 0, 2)) for result in results[1:]]
@@ -149,7 +149,7 @@ def _scanned(layer: _Layer) -> list[str]:
     # Both directions run in one kernel unless they differ in more than the order.
     is_joint = len({_functions(node, direction) for direction in range(count)}) == 1
     groups = [list(range(count))] if is_joint else [[direction] for direction in range(count)]
-    rows = _stacked(builder, [layer.recurrent(group, finals) for group in groups], 1)
+    rows = _stack(builder, [layer.recurrent(group, finals) for group in groups], 1)
     shape = builder.value(rows).shape
     last = [cut(builder, rows, 0, steps + number, steps + number + 1) for number in range(finals)]
     return [
@@ -190,7 +190,7 @@ class _Cell:
 def _split(builder: GraphBuilder, name: str, index: int) -> str:
     """Element `index` of the first axis, without that axis."""
     shape = builder.value(name).shape
-    return builder.emit("reshape", [taken(builder, name, 0, [index])], {"shape": shape[1:]})
+    return builder.emit("reshape", [take(builder, name, 0, [index])], {"shape": shape[1:]})
 
 
 def _sum(cell: _Cell, gate: int) -> str:
@@ -221,11 +221,11 @@ def _cell(builder: GraphBuilder, node: OnnxNode, data: str, number: int) -> _Cel
     weight, recurrence = (_matrix(builder, node, index, number) for index in (1, 2))
     hidden = builder.value(recurrence.name).shape[0]
     size = gates * hidden
-    bias = taken(builder, node.inputs[3], 0, [number]) if node.has_input(3) else ""
+    bias = take(builder, node.inputs[3], 0, [number]) if node.has_input(3) else ""
     bias = bias or builder.constant(np.zeros((1, 2 * size), builder.value(data).dtype), "no_bias")
     peepholes: tuple[str, ...] = ()
     if node.has_input(7):
-        peepholes = (taken(builder, node.inputs[7], 0, [number]),)
+        peepholes = (take(builder, node.inputs[7], 0, [number]),)
     flat = write("reshape", data, shape=(steps * batch, inputs))
     # Inputs of all steps are known beforehand: one large product instead of a product per step.
     product = weight.after(builder, node, flat)
@@ -269,7 +269,7 @@ def _run(cell: _Cell, start: State, lengths: str, backwards: bool) -> tuple[list
     return shown, state
 
 
-def _unrolled(layer: _Layer) -> list[str]:
+def _unroll(layer: _Layer) -> list[str]:
     """As `_scanned`, a kernel or more for each step."""
     builder, node, reverse = layer.builder, layer.node, layer.reverse
     write, _ = formula_of(builder, node)
@@ -280,16 +280,16 @@ def _unrolled(layer: _Layer) -> list[str]:
     for number, backward in enumerate(reverse):
         state = tuple(_split(builder, start, number) for start in layer.starts)
         rows, ends = _run(_cell(builder, node, layer.data, number), state, lengths, backward)
-        shown.append(write("reshape", _stacked(builder, rows, 0), shape=(steps, 1, batch, layer.hidden)))
+        shown.append(write("reshape", _stack(builder, rows, 0), shape=(steps, 1, batch, layer.hidden)))
         if lengths:
             has_steps = builder.emit("less", [builder.scalar(0, "int64"), lengths])
             ends = tuple(write("where", has_steps, part, 0) for part in ends)
         last.append([write("reshape", part, shape=(1, batch, layer.hidden)) for part in ends])
-    results = [_stacked(builder, shown, 1)]
-    return results + [_stacked(builder, [parts[i] for parts in last], 0) for i in range(len(layer.starts))]
+    results = [_stack(builder, shown, 1)]
+    return results + [_stack(builder, [parts[i] for parts in last], 0) for i in range(len(layer.starts))]
 
 
-def _stacked(builder: GraphBuilder, names: Sequence[str], axis: int) -> str:
+def _stack(builder: GraphBuilder, names: Sequence[str], axis: int) -> str:
     return names[0] if len(names) == 1 else builder.emit("concat", names, {"axis": axis})
 
 

@@ -5,7 +5,7 @@ from math import inf, prod
 
 from onnx import helper
 
-from retune.compiler.core.dtype import accumulated, is_float
+from retune.compiler.core.dtype import is_float, sum_type
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, Formula, cast_to, formula_of, in_float32
 from retune.compiler.graph.builder import GraphBuilder
@@ -85,7 +85,7 @@ def _softmax(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [write("reshape", x, shape=shape) if flat else x]
 
 
-def _normalized(builder: GraphBuilder, node: OnnxNode, x: str, axes: tuple[int, ...]) -> str:
+def _normalize(builder: GraphBuilder, node: OnnxNode, x: str, axes: tuple[int, ...]) -> str:
     """(x - mean) / sqrt(variance + epsilon) over `axes`."""
     write, _ = formula_of(builder, node)
     centred = write("sub", x, write("reduce_mean", x, axes=axes, keepdims=True))
@@ -99,10 +99,10 @@ def _normalized(builder: GraphBuilder, node: OnnxNode, x: str, axes: tuple[int, 
 def _mean_variance_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     x = node.operand(builder, 0)
     axes = tuple(sorted(node.axis(axis, len(x.shape)) for axis in node.ints("axes") or (0, 2, 3)))
-    return [_normalized(builder, node, x.name, axes)]
+    return [_normalize(builder, node, x.name, axes)]
 
 
-def _shifted(builder: GraphBuilder, write: Formula, x: str, bias: str) -> str:
+def _shift(builder: GraphBuilder, write: Formula, x: str, bias: str) -> str:
     """x + bias; a bias of zeros, which could only change the sign of a zero, is dropped."""
     array = builder.array(bias)
     return x if array is not None and not array.any() else write("add", x, bias)
@@ -112,8 +112,8 @@ def _layer_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
     write, x = formula_of(builder, node)
     rank = len(builder.value(x).shape)
     axes = tuple(range(node.axis(node.integer("axis", -1), rank), rank))
-    result = write("mul", _normalized(builder, node, x, axes), node.operand(builder, 1).name)
-    result = _shifted(builder, write, result, node.inputs[2]) if node.has_input(2) else result
+    result = write("mul", _normalize(builder, node, x, axes), node.operand(builder, 1).name)
+    result = _shift(builder, write, result, node.inputs[2]) if node.has_input(2) else result
     if not any(node.outputs[1:]):
         return [result]
     stash = helper.tensor_dtype_to_np_dtype(node.integer("stash_type", 1)).name
@@ -129,11 +129,11 @@ def _rms_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     """x / sqrt(mean(x²) + epsilon) * scale in the type of `scale`, and the factor of each row, both from float32."""
     x, scale = node.operand(builder, 0), node.operand(builder, 1)
     axes = tuple(range(node.axis(node.integer("axis", -1), len(x.shape)), len(x.shape)))
-    write = Formula(builder, node, accumulated(x.dtype))
-    wide = cast_to(builder, x.name, accumulated(x.dtype))
+    write = Formula(builder, node, sum_type(x.dtype))
+    wide = cast_to(builder, x.name, sum_type(x.dtype))
     mean = write("reduce_mean", write("mul", wide, wide), axes=axes, keepdims=True)
     deviation = write("sqrt", write("add", mean, node.number("epsilon", 1e-5)))
-    result = write("mul", write("div", wide, deviation), cast_to(builder, scale.name, accumulated(x.dtype)))
+    result = write("mul", write("div", wide, deviation), cast_to(builder, scale.name, sum_type(x.dtype)))
     return [cast_to(builder, result, scale.dtype), write("div", 1, deviation)]
 
 
@@ -175,7 +175,7 @@ def _group_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
     n, channels, *spatial = shape = builder.value(x).shape
     count = node.integer("num_groups", 1)
     split = write("reshape", x, shape=(n, count, channels // count, *spatial))
-    result = _normalized(builder, node, split, tuple(range(2, len(shape) + 1)))
+    result = _normalize(builder, node, split, tuple(range(2, len(shape) + 1)))
     if node.opset >= 21:  # a factor per channel; before, a factor per group
         result, count = write("reshape", result, shape=shape), channels
     column = (count, *(1 for _ in builder.value(result).shape[2:]))
@@ -188,8 +188,8 @@ def _instance_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[s
     shape = builder.value(x).shape
     column = (shape[1], *(1 for _ in shape[2:]))
     scale, bias = (write("reshape", node.operand(builder, i).name, shape=column) for i in (1, 2))
-    result = _normalized(builder, node, x, tuple(range(2, len(shape))))
-    return [_shifted(builder, write, write("mul", result, scale), bias)]
+    result = _normalize(builder, node, x, tuple(range(2, len(shape))))
+    return [_shift(builder, write, write("mul", result, scale), bias)]
 
 
 CONVERTERS: Mapping[str, Converter] = {

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from retune.compiler.core.dtype import HALVES, accumulated, is_float
+from retune.compiler.core.dtype import HALVES, is_float, sum_type
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, cast_to, formula_of
-from retune.compiler.frontend.ops.indexing import taken
+from retune.compiler.frontend.ops.indexing import take
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array
 
@@ -79,16 +79,16 @@ def _along_axes(builder: GraphBuilder, x: str, matrices: Mapping[int, Array]) ->
     together: dict[int, tuple[Array, Array]] = {}
     for axis, matrix in matrices.items():
         if _moves_only(matrix) and (not is_float(builder.value(x).dtype) or _is_even(matrix.argmax(axis=1))):
-            x = taken(builder, x, axis, [int(index) for index in matrix.argmax(axis=1)])
+            x = take(builder, x, axis, [int(index) for index in matrix.argmax(axis=1)])
             continue
         tables = _taps(matrix)
         if tables[0].shape[1] > _MOST_TAPS:
             x = _product(builder, x, axis, matrix)
             continue
         if tables[0].shape[1] * math.prod(indices.shape[1] for indices, _ in together.values()) > _MOST_TAPS:
-            x, together = _resampled(builder, x, together), {}
+            x, together = _resample(builder, x, together), {}
         together[axis] = tables
-    return _resampled(builder, x, together)
+    return _resample(builder, x, together)
 
 
 def _is_even(indices: Array) -> bool:
@@ -106,7 +106,7 @@ def _taps(matrix: Array) -> tuple[Array, Array]:
     return np.where(weights != 0, order, order[:, :1]).astype("int32"), weights.astype("float32")
 
 
-def _resampled(builder: GraphBuilder, x: str, tables: Mapping[int, tuple[Array, Array]]) -> str:
+def _resample(builder: GraphBuilder, x: str, tables: Mapping[int, tuple[Array, Array]]) -> str:
     operands = [
         builder.constant(array, name)
         for axis in sorted(tables)
@@ -117,7 +117,7 @@ def _resampled(builder: GraphBuilder, x: str, tables: Mapping[int, tuple[Array, 
 
 def _product(builder: GraphBuilder, x: str, axis: int, matrix: Array) -> str:
     shape, dtype = builder.value(x).shape, builder.value(x).dtype
-    rank, wide = len(shape), accumulated(dtype)
+    rank, wide = len(shape), sum_type(dtype)
     moved = (*(i for i in range(rank) if i != axis), axis)
     flat = builder.emit("transpose", [cast_to(builder, x, wide)], {"perm": moved})
     flat = builder.emit("reshape", [flat], {"shape": (builder.value(x).size // shape[axis], shape[axis])})

@@ -11,10 +11,10 @@ from math import prod
 
 import numpy as np
 
-from retune.compiler.core.dtype import accumulated, promoted
+from retune.compiler.core.dtype import promoted_type, sum_type
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, Formula, cast_to, formula_of, in_float32
-from retune.compiler.frontend.ops.indexing import taken
+from retune.compiler.frontend.ops.indexing import take
 from retune.compiler.frontend.ops.nn import as_channels
 from retune.compiler.graph.builder import GraphBuilder
 
@@ -87,7 +87,7 @@ class _Image:
         return self.total(terms)
 
 
-def _reflected(write: Formula, coordinate: str, low: float, high: float) -> str:
+def _reflect(write: Formula, coordinate: str, low: float, high: float) -> str:
     """A coordinate mirrored at both borders until it is between them."""
     span = high - low
     if span <= 0:
@@ -133,7 +133,7 @@ def _cubic_points(image: _Image, coordinates: Sequence[str]) -> list[tuple[list[
 def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     x, grid = node.operand(builder, 0), node.operand(builder, 1)
     # Integers are weighted as floats, too; places in halves would miss elements of a large image.
-    wide = accumulated(promoted(x.dtype, grid.dtype))
+    wide = sum_type(promoted_type(x.dtype, grid.dtype))
     image = _Image(builder, node, cast_to(builder, x.name, wide))
     write, rank = image.write, len(image.extents)
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(name := node.text("mode", "linear"), name)
@@ -152,13 +152,13 @@ def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     def padded(coordinates: Sequence[str]) -> list[str]:
         if padding == "reflection":
             pairs = zip(coordinates, borders, strict=True)
-            coordinates = [_reflected(write, coordinate, *border) for coordinate, border in pairs]
+            coordinates = [_reflect(write, coordinate, *border) for coordinate, border in pairs]
         return image.bounded(coordinates) if padding == "border" else list(coordinates)
 
     coordinates = []
     for axis, extent in enumerate(image.extents):
         # A grid lists x first, and the axes of an image are rows first.
-        part = taken(builder, cast_to(builder, grid.name, wide), len(grid.shape) - 1, [rank - 1 - axis])
+        part = take(builder, cast_to(builder, grid.name, wide), len(grid.shape) - 1, [rank - 1 - axis])
         moved = write("add", write("reshape", part, shape=(image.count, points)), 1.0)
         scaled = write("mul", moved, (extent - 1) / 2 if corners else extent / 2)
         coordinates.append(scaled if corners else write("sub", scaled, 0.5))
@@ -197,7 +197,7 @@ def _roi_align(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     scale = node.number("spatial_scale", 1.0)
 
     def edge(column: int) -> str:
-        return write("sub", write("mul", taken(builder, rois.name, 1, [column]), scale), shift)
+        return write("sub", write("mul", take(builder, rois.name, 1, [column]), scale), shift)
 
     coordinates, outside = [], []
     for axis, extent in enumerate(image.extents):
@@ -247,27 +247,25 @@ def _deform_conv(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     parts = []
     for region in range(regions):
         share = x.shape[1] // regions
-        image = _Image(builder, node, taken(builder, x.name, 1, range(region * share, (region + 1) * share)))
-        own = taken(builder, moves, 1, [region])
+        image = _Image(builder, node, take(builder, x.name, 1, range(region * share, (region + 1) * share)))
+        own = take(builder, moves, 1, [region])
         coordinates = []
         for axis in (0, 1):
             regular = cells[axis] * strides[axis] - pads[axis] + taps[axis] * dilations[axis]
-            move = write("reshape", taken(builder, own, 3, [axis]), shape=(n, window, points))
+            move = write("reshape", take(builder, own, 3, [axis]), shape=(n, window, points))
             coordinates.append(write("add", move, builder.constant(regular.astype(x.dtype), "regular")))
         value = image.linear_or_zero(image.batches(3), coordinates)
         if mask:
-            shown = write("reshape", taken(builder, mask, 1, [region]), shape=(n, window, points, 1))
+            shown = write("reshape", take(builder, mask, 1, [region]), shape=(n, window, points, 1))
             value = write("mul", value, shown)
         parts.append(value)
     columns = parts[0] if regions == 1 else write("concat", *parts, axis=3)
     columns = write("transpose", columns, perm=(0, 2, 1, 3))
     results = []
     for group in range(groups):
-        rows = taken(builder, columns, 3, range(group * per_group, (group + 1) * per_group))
+        rows = take(builder, columns, 3, range(group * per_group, (group + 1) * per_group))
         rows = write("reshape", rows, shape=(n * points, window * per_group))
-        own = taken(
-            builder, weight.name, 0, range(group * out_channels // groups, (group + 1) * out_channels // groups)
-        )
+        own = take(builder, weight.name, 0, range(group * out_channels // groups, (group + 1) * out_channels // groups))
         own = write(
             "transpose", write("reshape", own, shape=(out_channels // groups, per_group, window)), perm=(2, 1, 0)
         )

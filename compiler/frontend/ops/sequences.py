@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from retune.compiler.frontend.ops.attributes import OnnxNode, TensorSequence
 from retune.compiler.frontend.ops.elementwise import Converter
-from retune.compiler.frontend.ops.indexing import taken
+from retune.compiler.frontend.ops.indexing import take
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.ir.dims import whole
 
@@ -88,7 +88,7 @@ def _split(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if sum(sizes) != extent:
         raise node.unsupported(f"sizes {sizes} do not add up to {extent}")
     parts = [
-        taken(builder, x.name, axis, range(end - size, end)) for size, end in zip(sizes, accumulate(sizes), strict=True)
+        take(builder, x.name, axis, range(end - size, end)) for size, end in zip(sizes, accumulate(sizes), strict=True)
     ]
     if not node.has_input(1) and not node.integer("keepdims", 1):
         shape = (*x.shape[:axis], *x.shape[axis + 1 :])

@@ -12,7 +12,7 @@ from onnx import helper
 from retune.compiler.core.dtype import is_float
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, formula_of
-from retune.compiler.frontend.ops.indexing import cut, sliced, taken
+from retune.compiler.frontend.ops.indexing import cut, slice_axis, take
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Attribute
 from retune.compiler.ir.dims import integers, whole
@@ -140,7 +140,7 @@ def _slice(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     jumps = node.int_list(builder, 4, "the steps") if node.has_input(4) else (1,) * len(first)
     for axis, start, stop, step in zip(axes, first, last, jumps, strict=True):
         at = node.axis(axis, len(shape))
-        x = sliced(builder, x, at, start, stop, step, node.name)
+        x = slice_axis(builder, x, at, start, stop, step, node.name)
     return [x]
 
 
@@ -174,9 +174,9 @@ def _pad(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         low, high = (before[axis], after[axis]) if mode != "constant" else (min(before[axis], 0), min(after[axis], 0))
         # Negative pads crop: done first, so that the operator only ever adds.
         if mode == "constant":
-            x = sliced(builder, x, axis, -low, max(extent + high, 0), 1, node.name)
+            x = slice_axis(builder, x, axis, -low, max(extent + high, 0), 1, node.name)
         elif low != 0 or high != 0:
-            x = taken(builder, x, axis, _padded_indices(extent, low, high, mode), node.name)
+            x = take(builder, x, axis, _padded_indices(extent, low, high, mode), node.name)
     outer = [tuple(max(0, pad) for pad in pads) for pads in (before, after)]
     if mode != "constant" or not any((*outer[0], *outer[1])):
         return [x]
@@ -265,8 +265,8 @@ def _compress(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     indices = [int(index) for index in np.flatnonzero(node.array(builder, 1, "the condition"))]
     if "axis" not in node.attributes:
-        return [taken(builder, write("reshape", x, shape=(builder.value(x).size,)), 0, indices, node.name)]
-    return [taken(builder, x, node.axis(node.integer("axis", 0), len(builder.value(x).shape)), indices, node.name)]
+        return [take(builder, write("reshape", x, shape=(builder.value(x).size,)), 0, indices, node.name)]
+    return [take(builder, x, node.axis(node.integer("axis", 0), len(builder.value(x).shape)), indices, node.name)]
 
 
 def _expand(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

@@ -12,7 +12,7 @@ from onnx import helper
 
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, formula_of, in_float32
-from retune.compiler.frontend.ops.indexing import taken
+from retune.compiler.frontend.ops.indexing import take
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array
 
@@ -38,7 +38,7 @@ def _to_real(length: int, count: int) -> Array:
     return waves
 
 
-def _transformed(builder: GraphBuilder, node: OnnxNode, x: str, axis: int, waves: Array) -> str:
+def _transform(builder: GraphBuilder, node: OnnxNode, x: str, axis: int, waves: Array) -> str:
     """The product of `waves` with the axis and the last axis (the parts of a number) of `x`."""
     write, _ = formula_of(builder, node)
     value = builder.value(x)
@@ -46,7 +46,7 @@ def _transformed(builder: GraphBuilder, node: OnnxNode, x: str, axis: int, waves
     length = waves.shape[0]
     # A shorter transform reads the first samples; a longer one pads with zeros, whose rows of the matrix are left out.
     if value.shape[axis] > length:
-        x = taken(builder, x, axis, range(length))
+        x = take(builder, x, axis, range(length))
     waves = waves[: value.shape[axis], :parts]
     shape = builder.value(x).shape
     rank = len(shape)
@@ -78,7 +78,7 @@ def _dft(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         waves = _to_real(length, length // 2 + 1)
     else:
         waves = _waves(length, length // 2 + 1 if half else length, inverse=inverse)
-    return [_transformed(builder, node, x.name, axis, waves)]
+    return [_transform(builder, node, x.name, axis, waves)]
 
 
 def _stft(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -101,7 +101,7 @@ def _stft(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if node.has_input(2):
         frames = write("mul", frames, write("reshape", node.inputs[2], shape=(length, 1)))
     waves = _waves(length, length // 2 + 1 if node.integer("onesided", 1) else length, inverse=False)
-    return [_transformed(builder, node, frames, 2, waves)]
+    return [_transform(builder, node, frames, 2, waves)]
 
 
 def _mel_weights(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

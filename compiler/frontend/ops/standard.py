@@ -125,7 +125,7 @@ class Composition:
 Definition = Callable[[Composition], str | Sequence[str]]
 
 
-def composed(define: Definition) -> Converter:
+def compose(define: Definition) -> Converter:
     """The converter of an operator that `define` writes as other operators: its result, or all its results."""
 
     def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

@@ -35,8 +35,10 @@ def mobilenet_v2(
 
 @dataclass(frozen=True)
 class InvertedResiduals:
-    """Writes the layers of a network. The gains are those of batch normalization: after the convolution of an activated
-    layer, at the end of a block whose input is added, and at the end of another block.
+    """Writes a network of inverted residual blocks.
+
+    The gains scale batch normalizations: `gain` those before an activation, `residual_gain` the last one of a block
+    whose input is added, `last_gain` the last one of another block.
     """
 
     write: LayerWriter
@@ -49,23 +51,26 @@ class InvertedResiduals:
         return self.write.node("Clip", [x, "zero", "six"], f"{name}_relu6")
 
     def weigh(self, branch: str, channels: tuple[int, int], name: str) -> str:
-        """The channels of `branch`, `channels[1]` of them, in a block of `channels[0]`: as they are."""
+        """The `channels[1]` channels of `branch`, in a block of `channels[0]` inputs; subclasses may scale them."""
         del channels, name
         return branch
 
     def network(
         self, stages: Sequence[tuple[int, int, int, int, int]], width: float, last: int, output: tuple[int, int]
     ) -> onnx.ModelProto:
-        """The stem, the stages, a layer of `last` channels, and the classifier."""
-        taken = round_channels(32 * width)
-        x = self.layer(self.write.input, (3, taken), 3, "stem", stride=2)
+        """The stem, the stages, a layer of `last` channels, and the classifier.
+
+        A stage is (expansion, channels, repeats, stride of the first block, kernel).
+        """
+        inputs = round_channels(32 * width)
+        x = self.layer(self.write.input, (3, inputs), 3, "stem", stride=2)
         for stage, (expansion, channels, repeats, first_stride, kernel) in enumerate(stages):
-            made = round_channels(channels * width)
+            outputs = round_channels(channels * width)
             for block in range(repeats):
-                form = expansion, kernel, first_stride if block == 0 else 1
-                x = self.inverted_residual(x, (taken, made), form, f"block{stage}_{block}")
-                taken = made
-        return self.write.classify(self.layer(x, (taken, last), 1, "head"), last, output)
+                block_shape = expansion, kernel, first_stride if block == 0 else 1
+                x = self.inverted_residual(x, (inputs, outputs), block_shape, f"block{stage}_{block}")
+                inputs = outputs
+        return self.write.classify(self.layer(x, (inputs, last), 1, "head"), last, output)
 
     def layer(
         self, x: str, channels: tuple[int, int], kernel: int, name: str, *, stride: int = 1, groups: int = 1
@@ -74,20 +79,20 @@ class InvertedResiduals:
         x = self.write.convolution(x, channels, kernel, f"{name}_conv", stride=stride, groups=groups)
         return self.activate(self.write.batch_norm(x, channels[1], f"{name}_bn", gain=self.gain), name)
 
-    def inverted_residual(self, x: str, channels: tuple[int, int], form: tuple[int, int, int], name: str) -> str:
-        """Expand, convolve depthwise, weigh the channels, project; `form` is expansion, kernel and stride.
+    def inverted_residual(self, x: str, channels: tuple[int, int], block_shape: tuple[int, int, int], name: str) -> str:
+        """Expand, convolve depthwise, weigh the channels, project; `block_shape` is expansion, kernel and stride.
 
         The input is added where shape and stride allow it.
         """
-        (taken, made), (expansion, kernel, stride) = channels, form
-        hidden = taken * expansion
+        (inputs, outputs), (expansion, kernel, stride) = channels, block_shape
+        hidden = inputs * expansion
         branch = x
         if expansion != 1:
-            branch = self.layer(branch, (taken, hidden), 1, f"{name}_expand")
+            branch = self.layer(branch, (inputs, hidden), 1, f"{name}_expand")
         branch = self.layer(branch, (hidden, hidden), kernel, f"{name}_dw", stride=stride, groups=hidden)
-        branch = self.weigh(branch, (taken, hidden), name)
-        branch = self.write.convolution(branch, (hidden, made), 1, f"{name}_project_conv")
-        residual = stride == 1 and taken == made
+        branch = self.weigh(branch, (inputs, hidden), name)
+        branch = self.write.convolution(branch, (hidden, outputs), 1, f"{name}_project_conv")
+        residual = stride == 1 and inputs == outputs
         gain = self.residual_gain if residual else self.last_gain
-        branch = self.write.batch_norm(branch, made, f"{name}_project_bn", gain=gain)
+        branch = self.write.batch_norm(branch, outputs, f"{name}_project_bn", gain=gain)
         return self.write.node("Add", [x, branch], f"{name}_add") if residual else branch

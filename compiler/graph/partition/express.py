@@ -96,7 +96,7 @@ class _Writer:
             self.operands[node.output] = operands[0]
             return
         if is_wide:
-            operands = [self._widened(operand) for operand in operands]
+            operands = [self._widen(operand) for operand in operands]
             types = [replace(given, dtype="float32") if given.dtype in HALVES else given for given in types]
         result = OPS[node.op].tensor(
             operands,
@@ -123,7 +123,7 @@ class _Writer:
                 self.known.add(tensor)
         return self.operands[name]
 
-    def _widened(self, operand: Operand) -> Operand:
+    def _widen(self, operand: Operand) -> Operand:
         if operand.dtype not in HALVES:
             return operand
         if isinstance(operand, Const):

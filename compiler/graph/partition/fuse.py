@@ -73,7 +73,7 @@ def fuse(graph: Graph) -> Fusion:
     free = [node.output not in aliases for node in graph.nodes]
     flow = _Flow(graph)
     groups: list[list[int]] = []
-    for start in _starts(graph):
+    for start in _start_order(graph):
         if free[start]:
             free[start] = False
             groups.append(_grow(graph, flow, start, free))
@@ -88,15 +88,15 @@ def _aliases(graph: Graph) -> dict[str, str]:
     # Backward, so that a value whose view is a graph output is known as visible before its own producer is visited:
     # visible values must not be slices of others.
     for node in reversed(graph.nodes):
-        whole = _is_view(graph, node)
-        if whole or (node.output not in visible and _is_beginning(graph, node)):
+        is_view = _is_view(graph, node)
+        if is_view or (node.output not in visible and _is_prefix(graph, node)):
             aliases[node.output] = node.inputs[0]
-        if whole and node.output in visible:
+        if is_view and node.output in visible:
             visible.add(node.inputs[0])
     return dict(reversed(aliases.items()))
 
 
-def _is_beginning(graph: Graph, node: Node) -> bool:
+def _is_prefix(graph: Graph, node: Node) -> bool:
     """Whether the node takes a prefix of its operand's memory."""
     if node.op != "slice" or node.inputs[0] in graph.constants:
         return False
@@ -104,8 +104,8 @@ def _is_beginning(graph: Graph, node: Node) -> bool:
     cut = [axis for axis, extent in enumerate(taken) if extent != shape[axis]]
     in_front = shape[: cut[0]] if cut else ()
     # Only the outermost axis longer than 1 may be cut: then the elements are the first in row-major order.
-    steady = all(step == 1 for step in node.ints("steps"))
-    return steady and len(cut) <= 1 and not any(node.ints("starts")) and all(extent == 1 for extent in in_front)
+    is_dense = all(step == 1 for step in node.ints("steps"))
+    return is_dense and len(cut) <= 1 and not any(node.ints("starts")) and all(extent == 1 for extent in in_front)
 
 
 def _is_view(graph: Graph, node: Node) -> bool:
@@ -124,7 +124,7 @@ def _is_view(graph: Graph, node: Node) -> bool:
     return moved == sorted(moved)
 
 
-def _starts(graph: Graph) -> list[int]:
+def _start_order(graph: Graph) -> list[int]:
     """Nodes in the order in which they may claim others.
 
     Of two convolutions that are added, the more expensive takes the addition (the later for a tie). That gives a
@@ -170,15 +170,15 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
         for index in region:
             free[index] = False
         members += region
-    return [start, *sorted((*members[1:], *_widened(graph, flow, members, free)))]
+    return [start, *sorted((*members[1:], *_take_widening(graph, flow, members, free)))]
 
 
-def _widened(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) -> list[int]:
-    """Nodes, removed from `free`, that widen numbers or upsample tensors for members other than the first only."""
+def _take_widening(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) -> list[int]:
+    """Remove from `free`, and return, nodes that widen numbers or upsample tensors for members after the first."""
     inside, chains = set(members[1:]), list[int]()
     for member in members[1:]:
         for name in graph.nodes[member].inputs:
-            chain = _from_less(graph, flow, name, members[0], free, _LONGEST_CHAIN)
+            chain = _widening_chain(graph, flow, name, members[0], free, _LONGEST_CHAIN)
             if chain and all(flow.read_by(index) <= inside | set(chain) for index in chain):
                 for index in chain:
                     free[index] = False
@@ -187,8 +187,8 @@ def _widened(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) 
     return chains
 
 
-def _from_less(graph: Graph, flow: "_Flow", name: str, first: int, free: list[bool], most: int) -> list[int]:
-    """At most `most` free nodes that compute `name`, shaped like `first`, from less memory; else none."""
+def _widening_chain(graph: Graph, flow: "_Flow", name: str, first: int, free: list[bool], most: int) -> list[int]:
+    """The free nodes that compute `name` from less memory, in the shape of node `first`; empty if more than `most`."""
     index = flow.number.get(name)
     if index is None or not free[index] or not most:
         return []
@@ -204,7 +204,7 @@ def _from_less(graph: Graph, flow: "_Flow", name: str, first: int, free: list[bo
     chain = [index]
     for operand in node.inputs:
         if operand not in graph.constants:
-            part = _from_less(graph, flow, operand, first, free, most - len(chain))
+            part = _widening_chain(graph, flow, operand, first, free, most - len(chain))
             if not part:
                 return []
             chain += part
@@ -212,7 +212,7 @@ def _from_less(graph: Graph, flow: "_Flow", name: str, first: int, free: list[bo
 
 
 class _Flow:
-    """The readers of each node, and the nodes where all paths from a node meet again."""
+    """The readers of each node, and its immediate post-dominator: the first node that all paths from it pass."""
 
     def __init__(self, graph: Graph) -> None:
         count = len(graph.nodes)
@@ -246,6 +246,7 @@ class _Flow:
             self._jump[index] = self._jump[far] if equal else meeting
 
     def _common(self, left: int, right: int) -> int:
+        """The nearest common ancestor of two nodes in the tree of post-dominators."""
         depth, jump, meet = self._depth, self._jump, self._meet
         if depth[left] < depth[right]:
             left, right = right, left

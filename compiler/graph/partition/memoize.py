@@ -1,4 +1,4 @@
-"""A cache of results computed from large constants; it is active inside `memoizing` only.
+"""A cache of results computed from large constants; it is active inside `cache_constants` only.
 
 A large array is identified by its address: the cache keeps it alive, and constants are never written to. A small array
 is identified by its content.
@@ -27,20 +27,20 @@ class MemoizedConstants:
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def result(self, what: Hashable, sources: Sequence[Array], compute: Callable[[], Array]) -> Array:
-        """The result of `compute`, which depends only on `what` and the sources."""
+    def result(self, key: Hashable, sources: Sequence[Array], compute: Callable[[], Array]) -> Array:
+        """The result of `compute`, which depends only on `key` and the sources."""
         if sum(source.nbytes for source in sources) < _LARGE_BYTES:
             return compute()
-        key = (what, *map(_identity, sources))
+        entry = (key, *map(_identity, sources))
         with self._lock:
-            if key in self._entries:
-                self._entries.move_to_end(key)
-                return self._entries[key][1]
+            if entry in self._entries:
+                self._entries.move_to_end(entry)
+                return self._entries[entry][1]
         # Without the lock: packing a weight may take seconds. Two threads may compute one result, and both are right.
         array = compute()
         with self._lock:
-            if key not in self._entries:
-                self._entries[key] = (tuple(sources), array)
+            if entry not in self._entries:
+                self._entries[entry] = (tuple(sources), array)
                 self._bytes += array.nbytes
             while self._bytes > self._most_bytes:
                 _, (_, dropped) = self._entries.popitem(last=False)
@@ -55,7 +55,7 @@ def _identity(array: Array) -> Hashable:
 
 
 @contextmanager
-def memoizing(store: MemoizedConstants) -> Iterator[None]:
+def cache_constants(store: MemoizedConstants) -> Iterator[None]:
     """Cache, in this thread, results computed from large constants."""
     before = getattr(_active, "store", None)
     _active.store = store
@@ -65,7 +65,7 @@ def memoizing(store: MemoizedConstants) -> Iterator[None]:
         _active.store = before
 
 
-def memoized(what: Hashable, sources: Sequence[Array], compute: Callable[[], Array]) -> Array:
-    """The read-only result of `compute`, which depends only on `what` and the sources."""
+def memoize(key: Hashable, sources: Sequence[Array], compute: Callable[[], Array]) -> Array:
+    """The read-only result of `compute`, which depends only on `key` and the sources."""
     store: MemoizedConstants | None = getattr(_active, "store", None)
-    return compute() if store is None else store.result(what, sources, compute)
+    return compute() if store is None else store.result(key, sources, compute)

@@ -52,15 +52,15 @@ def plan_memory(requests: Sequence[Request]) -> MemoryPlan:
         for bits, spans in placed.items():
             near = bisect_left(spans, (request.first - 2**bits + 1,)), bisect_left(spans, (request.last + 1,))
             taken += [(start, stop) for _, last, start, stop in spans[slice(*near)] if last >= request.first]
-        nbytes = _aligned(request.nbytes)
+        nbytes = _align(request.nbytes)
         start = offsets[index] = _tightest_gap(sorted(taken), nbytes)
         span = (request.first, request.last, start, start + nbytes)
         insort(placed[(request.last - request.first).bit_length()], span)
-    ends = [offset + _aligned(requests[index].nbytes) for index, offset in offsets.items()]
+    ends = [offset + _align(requests[index].nbytes) for index, offset in offsets.items()]
     return MemoryPlan(tuple(offsets[index] for index in range(len(requests))), max(ends, default=0))
 
 
-def _aligned(nbytes: int) -> int:
+def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

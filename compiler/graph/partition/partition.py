@@ -101,13 +101,13 @@ class Partition:
         layers = []
         for task, weight in zip(*self.worth_tuning(), strict=True):
             ways = (task, *(other.task for other in self.alternatives_of(task)))
-            first = self.predicted(task)
+            first = self.predicted_alternative(task)
             layers.append(
                 Layer(ways if first is None else (first.task, *(w for w in ways if w is not first.task)), weight)
             )
         return tuple(layers)
 
-    def predicted(self, task: SearchTask) -> Alternative | None:
+    def predicted_alternative(self, task: SearchTask) -> Alternative | None:
         """The fastest alternative to `task` by prediction, if it is clearly faster."""
         best = max(self.alternatives_of(task), key=lambda other: other.speedup, default=None)
         return best if best is not None and best.speedup >= CLEARLY_FASTER else None

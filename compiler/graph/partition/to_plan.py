@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.core.packing import Packing
 from retune.compiler.graph.ir import Graph
-from retune.compiler.graph.partition.memoize import memoized
+from retune.compiler.graph.partition.memoize import memoize
 from retune.compiler.graph.partition.memory_plan import Request, plan_memory
 from retune.compiler.graph.partition.partition import FusedCall, Partition
 from retune.compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
@@ -123,7 +123,7 @@ class _Table:
         key = (name, packing)
         if key not in self._numbers:
             array: Array = self.graph.constants[name]
-            packed = memoized(("plan", packing), [array], lambda: _pack_constant(array, packing))
+            packed = memoize(("plan", packing), [array], lambda: _pack_constant(array, packing))
             number = self._add(name, packed.shape, packed.dtype.name, BufferKind.CONSTANT)
             self._numbers[key] = number
             self.constants[number] = packed

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from retune.compiler.core.dtype import accumulated
+from retune.compiler.core.dtype import sum_type
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.ops import OPS, FusionKind
@@ -35,7 +35,7 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
     constants = [array.astype(np.float64) for array in statistics if array is not None]
     x, dtype = node.inputs[0], builder.value(node.inputs[0]).dtype
     # What stays arithmetic of halves is computed in float32: x * s may exceed the largest float16 though y does not.
-    wide = dtype if len(constants) == 4 and _goes_into_weights(builder, x) else accumulated(dtype)
+    wide = dtype if len(constants) == 4 and _goes_into_weights(builder, x) else sum_type(dtype)
     operands = [name if wide == dtype else builder.emit("cast", [name], {"dtype": wide}) for name in node.inputs]
     if len(constants) < 4:
         result = _written_out(builder, replace(node, inputs=tuple(operands)))

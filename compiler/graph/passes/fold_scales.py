@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Array, Graph, Node
-from retune.compiler.graph.partition.memoize import memoized
+from retune.compiler.graph.partition.memoize import memoize
 from retune.compiler.graph.passes.rules.arithmetic_rules import merge_constants
 
 Doubles = NDArray[np.float64]
@@ -105,7 +105,7 @@ def _moved_behind(builder: GraphBuilder, node: Node) -> str | None:
     # The padding is zero and not `c`, so the shift would be smaller at the border and not a constant per channel.
     if node.op in _CONVOLUTIONS and any(node.ints("pads")):
         return None
-    shift = memoized((_shift.__name__, node.op), [weight, numbers], lambda: _shift(node.op, weight, numbers))
+    shift = memoize((_shift.__name__, node.op), [weight, numbers], lambda: _shift(node.op, weight, numbers))
     result = builder.emit(node.op, [source.inputs[0], node.inputs[1]], node.attrs, name=node.name, output=node.output)
     return builder.emit("add", [result, builder.constant(shift, f"{node.output}_shift")])
 
@@ -123,14 +123,14 @@ def _shift(op: str, weight: Array, numbers: Doubles) -> Array:
 def _with_weight(builder: GraphBuilder, product: Node, x: str, factors: Doubles, output: str) -> str | None:
     weight = builder.array(product.inputs[1])
     assert weight is not None, "asked for products with constant weights"
-    array = memoized(_scaled.__name__, [weight, factors], lambda: _scaled(weight, factors))
+    array = memoize(_scale_weight.__name__, [weight, factors], lambda: _scale_weight(weight, factors))
     if array.size and not (np.isfinite(array.max()) and np.isfinite(array.min())):
         return None  # as of 300 * 300 in float16
     scaled = builder.constant(array, product.inputs[1])
     return builder.emit(product.op, [x, scaled], product.attrs, name=product.name, output=output)
 
 
-def _scaled(weight: Array, factors: Doubles) -> Array:
+def _scale_weight(weight: Array, factors: Doubles) -> Array:
     # In float64 and rounded once, so that a chain of folded scales does not accumulate rounding errors.
     return np.asarray((weight.astype(np.float64) * factors).astype(weight.dtype))
 

@@ -12,7 +12,7 @@ import numpy as np
 from retune.compiler.core.dtype import is_float
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Array, Graph, Node
-from retune.compiler.graph.partition.memoize import memoized
+from retune.compiler.graph.partition.memoize import memoize
 from retune.compiler.graph.passes.rules.views import reshaped
 from retune.compiler.ops.conv import LAYOUTS
 
@@ -126,4 +126,4 @@ def _merge(builder: GraphBuilder, second: Node) -> str:
 def _times(left: Array, matrix: Array) -> Array:
     # In float64 and rounded once.
     both = [left, matrix]
-    return memoized(_times.__name__, both, lambda: (left.astype(np.float64) @ matrix).astype(left.dtype))
+    return memoize(_times.__name__, both, lambda: (left.astype(np.float64) @ matrix).astype(left.dtype))

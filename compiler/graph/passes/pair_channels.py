@@ -21,10 +21,10 @@ class PairChannels:
     name: str = "pair_channels"
 
     def apply(self, graph: Graph) -> Graph:
-        return rewrite(graph, _paired)
+        return rewrite(graph, _pair)
 
 
-def _paired(builder: GraphBuilder, node: Node) -> str | None:
+def _pair(builder: GraphBuilder, node: Node) -> str | None:
     if node.op != "conv2d" or node.integer("groups") > 1 or not is_channels_last(node):
         return None
     weight = builder.array(node.inputs[1])

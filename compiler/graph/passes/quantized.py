@@ -83,12 +83,12 @@ def _numbers(builder: GraphBuilder, name: str) -> _Numbers | None:
     return None if scale is None or zero is None else _Numbers(node.inputs[0], scale, zero, node.integer("axis"))
 
 
-def _dequantized(builder: GraphBuilder, node: Node, numbers: _Numbers, name: str, axis: int) -> str:
+def _dequantize(builder: GraphBuilder, node: Node, numbers: _Numbers, name: str, axis: int) -> str:
     operands = [name, builder.constant(numbers.scale, "scale"), builder.constant(numbers.zero, "zero")]
     return builder.emit("dequantize", operands, {"axis": axis}, name=node.name, output=node.output)
 
 
-def _flipped(builder: GraphBuilder, name: str, output: str = "") -> str:
+def _flip(builder: GraphBuilder, name: str, output: str = "") -> str:
     """Bytes of the other signedness, 128 higher or lower: their highest bit flipped."""
     dtype = builder.value(name).dtype
     bit = builder.constant(np.array(-128 if dtype == "int8" else 128, dtype), "bit")
@@ -105,7 +105,7 @@ def _unsigned(builder: GraphBuilder, node: Node) -> str | None:
         return None
     inputs = [*node.inputs[:2], builder.constant((zero.astype(np.int16) + 128).astype(np.uint8), "zero")]
     if node.op == "quantize":
-        return _flipped(builder, builder.emit("quantize", inputs, node.attrs, name=node.name), node.output)
+        return _flip(builder, builder.emit("quantize", inputs, node.attrs, name=node.name), node.output)
     bits = builder.producer(node.inputs[0])
     turned = builder.producer(bits.inputs[0]) if bits is not None and bits.op == "bits" else None
     source = builder.producer(turned.inputs[0]) if turned is not None and turned.op == "bit_xor" else None
@@ -118,13 +118,13 @@ def _join(builder: GraphBuilder, node: Node) -> str | None:
     if node.op in _PRODUCTS:
         return _product(builder, node)
     if node.op == "add":
-        return _biased(builder, node)
+        return _add_bias(builder, node)
     if node.op == "quantize":
-        return _requantized(builder, node)
-    return _moved(builder, node)
+        return _requantize(builder, node)
+    return _move(builder, node)
 
 
-def _requantized(builder: GraphBuilder, node: Node) -> str | None:
+def _requantize(builder: GraphBuilder, node: Node) -> str | None:
     """quantize(dequantize(x)) -> x, with the same scale and zero point; quantize(f(dequantize(x))) -> lookup(x)."""
     numbers = _numbers(builder, node.inputs[0])
     scale, zero = (builder.array(name) for name in node.inputs[1:])
@@ -136,7 +136,7 @@ def _requantized(builder: GraphBuilder, node: Node) -> str | None:
     return lookup_of(builder, node)
 
 
-def _moved(builder: GraphBuilder, node: Node) -> str | None:
+def _move(builder: GraphBuilder, node: Node) -> str | None:
     """move(dequantize(x)) -> dequantize(move(x)) for operators that move elements, or choose the largest."""
     if node.op not in ("reshape", "transpose", "slice", "gather", "concat", "max_pool2d", "broadcast_to"):
         return None
@@ -153,7 +153,7 @@ def _moved(builder: GraphBuilder, node: Node) -> str | None:
     if axis is None or not alike or (len(parts) > 1 and not all(part.uniform for part in parts)):
         return None
     operands = [*(part.name for part in parts), *node.inputs[len(moved) :]]
-    return _dequantized(builder, node, first, builder.emit(node.op, operands, node.attrs, name=node.name), axis)
+    return _dequantize(builder, node, first, builder.emit(node.op, operands, node.attrs, name=node.name), axis)
 
 
 def _axis_behind(builder: GraphBuilder, node: Node, numbers: _Numbers) -> int | None:
@@ -203,7 +203,7 @@ def _product(builder: GraphBuilder, node: Node) -> str | None:
     scale = x.scale.astype(np.float32) * w.scale.astype(np.float32)
     if node.op == "conv_transpose2d":
         whole = _phases(builder, node, x.name, weight, zero)
-        return _scaled(builder, node, whole, scale.reshape((-1, 1, 1) if scale.size > 1 else ()))
+        return _scale(builder, node, whole, scale.reshape((-1, 1, 1) if scale.size > 1 else ()))
     # sum((q - zero) * w) = sum(q * w) - zero * sum(w). Padding holds the zero point, so the second sum is the same at
     # the border.
     sums = -zero * weight.sum(axis=others)
@@ -211,7 +211,7 @@ def _product(builder: GraphBuilder, node: Node) -> str | None:
     whole = byte_product(builder, node, x.name, weight, zero, name=node.name)
     if sums.any():
         whole = builder.emit("add", [whole, builder.constant(sums.astype(np.int32).reshape(spread), "zeros")])
-    return _scaled(builder, node, whole, scale.reshape(spread if scale.size > 1 else ()))
+    return _scale(builder, node, whole, scale.reshape(spread if scale.size > 1 else ()))
 
 
 def byte_product(builder: GraphBuilder, node: Node, x: str, weight: Array, zero: int, *, name: str) -> str:
@@ -260,7 +260,7 @@ def _batch_product(builder: GraphBuilder, node: Node, a: _Numbers, b: _Numbers) 
     depth = builder.value(a.name).shape[2]
     if not b.uniform or builder.value(b.name).dtype not in BYTES or depth > MOST_PRODUCTS // 2:
         return None
-    (first, left), (second, right) = _mixed(builder, _centered(builder, a), _centered(builder, b))
+    (first, left), (second, right) = _mixed(builder, _center(builder, a), _center(builder, b))
     first, second = _filled_terms(builder, first, 2), _filled_terms(builder, second, 1)
     whole = builder.emit("qbatch_matmul", [first, second], name=node.name)
     shape = builder.value(whole).shape
@@ -274,7 +274,7 @@ def _batch_product(builder: GraphBuilder, node: Node, a: _Numbers, b: _Numbers) 
     if left and right:
         number = np.array(left * right * depth, np.int32)
         whole = builder.emit("add", [whole, builder.constant(spread(number, shape), "zeros")])
-    return _scaled(builder, node, whole, (a.scale.astype(np.float32) * b.scale.astype(np.float32)).reshape(()))
+    return _scale(builder, node, whole, (a.scale.astype(np.float32) * b.scale.astype(np.float32)).reshape(()))
 
 
 def _filled_terms(builder: GraphBuilder, name: str, axis: int) -> str:
@@ -287,10 +287,10 @@ def _filled_terms(builder: GraphBuilder, name: str, axis: int) -> str:
     return builder.emit("pad", [name], attrs)
 
 
-def _centered(builder: GraphBuilder, numbers: _Numbers) -> tuple[str, int]:
+def _center(builder: GraphBuilder, numbers: _Numbers) -> tuple[str, int]:
     """The bytes and their zero point; of the other signedness where that has the zero point 0."""
     zero = int(numbers.zero.item())
-    return (_flipped(builder, numbers.name), 0) if zero == 128 else (numbers.name, zero)
+    return (_flip(builder, numbers.name), 0) if zero == 128 else (numbers.name, zero)
 
 
 def _mixed(builder: GraphBuilder, left: tuple[str, int], right: tuple[str, int]) -> tuple[tuple[str, int], ...]:
@@ -302,18 +302,18 @@ def _mixed(builder: GraphBuilder, left: tuple[str, int], right: tuple[str, int])
         return left, right
     moved = 128 if dtypes[0] == "int8" else -128
     if right[1]:
-        return left, (_flipped(builder, right[0]), right[1] + moved)
-    return (_flipped(builder, left[0]), left[1] + moved), right
+        return left, (_flip(builder, right[0]), right[1] + moved)
+    return (_flip(builder, left[0]), left[1] + moved), right
 
 
-def _scaled(builder: GraphBuilder, node: Node, whole: str, scale: Array) -> str:
+def _scale(builder: GraphBuilder, node: Node, whole: str, scale: Array) -> str:
     """Integers times a scale."""
     real = builder.emit("cast", [whole], {"dtype": "float32"})
     factor = builder.constant(spread(scale, builder.value(whole).shape), "scale")
     return builder.emit("rounded_mul", [real, factor], name=node.name, output=node.output)
 
 
-def _biased(builder: GraphBuilder, node: Node) -> str | None:
+def _add_bias(builder: GraphBuilder, node: Node) -> str | None:
     """product * scale + dequantize(bias) -> (product + bias) * scale, if the bias has the product's scale."""
     for product, added in (node.inputs, node.inputs[::-1]):
         scaled, bias = builder.producer(product), _numbers(builder, added)
@@ -332,7 +332,7 @@ def _biased(builder: GraphBuilder, node: Node) -> str | None:
         fits = alike and _largest_sum(builder, whole.name) + _magnitude(numbers) < 2**31
         if whole.dtype == "int32" and fits and broadcast_shapes(whole.shape, numbers.shape) == whole.shape:
             total = builder.emit("add", [whole.name, builder.constant(numbers, added)])
-            return _scaled(builder, node, total, scale)
+            return _scale(builder, node, total, scale)
     return None
 
 

@@ -125,9 +125,9 @@ class ScaleDivider:
         if scale is None or not (scale > 0).all():
             return None
         origin = self._producers[node.output].inputs[0]
-        return self._divided(builder, origin, node.inputs[0], node.inputs[1], node.output)
+        return self._divide(builder, origin, node.inputs[0], node.inputs[1], node.output)
 
-    def _divided(self, builder: GraphBuilder, origin: str, name: str, by: str, output: str = "") -> str | None:
+    def _divide(self, builder: GraphBuilder, origin: str, name: str, by: str, output: str = "") -> str | None:
         """The quotient of `name`, the rewritten `origin`, by the constant `by`; None if it needs a division."""
         source, before = builder.producer(name), self._producers.get(origin)
         if source is None or before is None or before.op != source.op or self._uses[origin] > 1:
@@ -143,7 +143,7 @@ class ScaleDivider:
         if source.op not in ("relu", "clip", "maximum", "minimum") or not all(map(builder.is_constant, rest)):
             return None
         # Rounding is monotonic, so a bound is divided without a difference.
-        inner = self._divided(builder, before.inputs[0], source.inputs[0], by)
+        inner = self._divide(builder, before.inputs[0], source.inputs[0], by)
         if inner is None:
             return None
         if source.op == "clip":

@@ -27,7 +27,7 @@ class ResampleLater:
 
     def apply(self, graph: Graph) -> Graph:
         chosen = {node.output for node in graph.nodes if _applies(graph, node)}
-        return rewrite(graph, lambda builder, node: _moved(builder, node) if node.output in chosen else None)
+        return rewrite(graph, lambda builder, node: _move(builder, node) if node.output in chosen else None)
 
 
 def _applies(graph: Graph, node: Node) -> bool:
@@ -64,7 +64,7 @@ def _is_spatial(node: Node) -> bool:
     return node.op == "resample" and set(node.ints("axes")) <= {1, 2}
 
 
-def _moved(builder: GraphBuilder, node: Node) -> str:
+def _move(builder: GraphBuilder, node: Node) -> str:
     """The sum of the parts' convolutions. Parts without resampling stay one concatenation and come first: their
     convolution takes the sum into its kernel.
     """

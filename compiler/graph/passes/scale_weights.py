@@ -38,16 +38,16 @@ class ScaleWeights:
         chosen = set()
         for node in graph.nodes:
             source = producers.get(node.inputs[0]) if _pays(graph, node) else None
-            operands = None if source is None else _gated(graph.values.__getitem__, source)
+            operands = None if source is None else _gate(graph.values.__getitem__, source)
             if operands is None or others_read(node.inputs[0]):
                 continue
             # A value without other readers is scaled by the kernel that computes it.
             if others_read(operands[0]) or operands[0] not in producers:
                 chosen.add(node.output)
-        return rewrite(graph, lambda builder, node: _scaled(builder, node) if node.output in chosen else None)
+        return rewrite(graph, lambda builder, node: _scale(builder, node) if node.output in chosen else None)
 
 
-def _gated(value: Callable[[str], Value], node: Node) -> tuple[str, str] | None:
+def _gate(value: Callable[[str], Value], node: Node) -> tuple[str, str] | None:
     """The larger operand of an element-wise product, and the other operand, which has a number per channel."""
     shape = value(node.output).shape
     for x, gate in (node.inputs, node.inputs[::-1]) if node.op == "mul" else ():
@@ -65,9 +65,9 @@ def _pays(graph: Graph, node: Node) -> bool:
     return few and is_float(x.dtype) and x.dtype not in HALVES and weight.dtype == x.dtype  # halves might overflow
 
 
-def _scaled(builder: GraphBuilder, node: Node) -> str:
+def _scale(builder: GraphBuilder, node: Node) -> str:
     source = builder.producer(node.inputs[0])
-    operands = None if source is None else _gated(builder.value, source)
+    operands = None if source is None else _gate(builder.value, source)
     assert operands is not None, "the builder has the nodes of the graph"
     x, gate = operands
     column = reshaped(builder, gate, (builder.value(gate).size, 1))

@@ -34,17 +34,17 @@ class TransposedProducts:
 
     def apply(self, graph: Graph) -> Graph:
         """The graph with `contract` instead of products with transposes."""
-        graph = rewrite(graph, _spelled)
+        graph = rewrite(graph, _spell_batch)
         # Each round moves transposes past one operator; a chain between two products is short.
         for _ in range(self.rounds):
             before = str(graph)
-            graph = _moved(graph)
+            graph = _move_transposes(graph)
             if str(graph) == before:
                 break
-        return rewrite(graph, _settled)
+        return rewrite(graph, _simplify)
 
 
-def _spelled(builder: GraphBuilder, node: Node) -> str | None:
+def _spell_batch(builder: GraphBuilder, node: Node) -> str | None:
     """A batched product whose batch is split into the axes that one operand had before a reshape merged them."""
     if node.op != "batch_matmul":
         return None
@@ -81,7 +81,7 @@ def _words(node: Node) -> Words:
     return node.text("left"), node.text("right"), node.text("result")
 
 
-def _moved(graph: Graph) -> Graph:
+def _move_transposes(graph: Graph) -> Graph:
     producers, consumers = graph.producers(), graph.consumers()
 
     def convert(builder: GraphBuilder, node: Node) -> str | None:
@@ -166,7 +166,7 @@ def _writing_transposed(builder: GraphBuilder, node: Node) -> str | None:
     return _contract(builder, source.inputs, (left, right, "".join(result[axis] for axis in perm)), node)
 
 
-def _settled(builder: GraphBuilder, node: Node) -> str | None:
+def _simplify(builder: GraphBuilder, node: Node) -> str | None:
     """The product without axes of extent 1, with axes that are always adjacent merged, by its plain name."""
     if node.op != "contract":
         return None

@@ -29,7 +29,7 @@ class WidenScores:
         consumers = graph.consumers()
         products = [n for n in graph.nodes if n.op in PRODUCTS and graph.values[n.output].dtype in HALVES]
         scores = {name for product in products for name in _scores(graph, consumers, product)}
-        return rewrite(graph, lambda builder, node: _widened(builder, node, graph, scores)) if scores else graph
+        return rewrite(graph, lambda builder, node: _widen(builder, node, graph, scores)) if scores else graph
 
 
 def _scores(graph: Graph, consumers: Mapping[str, Sequence[Node]], product: Node) -> list[str]:
@@ -47,7 +47,7 @@ def _scores(graph: Graph, consumers: Mapping[str, Sequence[Node]], product: Node
     return []
 
 
-def _widened(builder: GraphBuilder, node: Node, graph: Graph, scores: set[str]) -> str | None:
+def _widen(builder: GraphBuilder, node: Node, graph: Graph, scores: set[str]) -> str | None:
     """The node in float32 if its result is among the scores; their softmax is rounded to what it was."""
     if node.output not in scores:
         return None

@@ -24,10 +24,10 @@ class WidenWeights:
     name: str = "widen_weights"
 
     def apply(self, graph: Graph) -> Graph:
-        return rewrite(graph, _widened)
+        return rewrite(graph, _widen)
 
 
-def _widened(builder: GraphBuilder, node: Node) -> str | None:
+def _widen(builder: GraphBuilder, node: Node) -> str | None:
     if node.op != "conv2d" or not is_channels_last(node):
         return None
     weight = builder.array(node.inputs[1])

@@ -142,7 +142,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.nodes = self.graph.producers()
-        self.stored = _stored(self.graph, self.forms, self.encodings)
+        self.stored = _encoded_values(self.graph, self.forms, self.encodings)
 
     def write(self, builder: GraphBuilder, node: Node) -> str | None:
         """What replaces a node, see `rewrite`."""
@@ -204,7 +204,7 @@ class _Writer:
                 operands = [self._encode(builder, operand, encoding) for operand in node.inputs]
                 self.encoded[key] = builder.emit(node.op, operands, node.attrs, name=OPERAND_OF + self.layer)
             else:
-                self.encoded[key] = encoding.encode(builder, self._renamed(name), OPERAND_OF + self.layer)
+                self.encoded[key] = encoding.encode(builder, self._new_name(name), OPERAND_OF + self.layer)
         return self.encoded[key]
 
     def _moves(self, node: Node, encoding: Encoding) -> bool:
@@ -213,7 +213,7 @@ class _Writer:
             return True
         return all(self.encodings.get((name, INT8)) == encoding for name in node.inputs)
 
-    def _renamed(self, name: str) -> str:
+    def _new_name(self, name: str) -> str:
         return self.new.get(name, name)
 
     def _decode(self, builder: GraphBuilder, name: str, encoding: Encoding) -> str:
@@ -228,7 +228,7 @@ class _Writer:
         rank = len(self.graph.values[name].shape)
         if name not in self.at_run_time:
             label = OPERAND_OF + self.layer
-            self.at_run_time[name] = encode_at_run_time(builder, self._renamed(name), tuple(range(1, rank)), label)
+            self.at_run_time[name] = encode_at_run_time(builder, self._new_name(name), tuple(range(1, rank)), label)
         numbers, scale = self.at_run_time[name]
         weight, factors = quantized_weight(self.graph.constants[layer.inputs[1]], axis)
         column = [-1 if number == 1 else 1 for number in range(rank)]
@@ -240,7 +240,7 @@ class _Writer:
         return builder.emit("mul", [real, scale], name=layer.output, output=layer.output)
 
 
-def _stored(
+def _encoded_values(
     graph: Graph, forms: Mapping[str, str], encodings: Mapping[tuple[str, str], Encoding]
 ) -> dict[str, Encoding]:
     """The values that element-wise operators read encoded, because nothing else needs them in float32: all their

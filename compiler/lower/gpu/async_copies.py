@@ -14,7 +14,7 @@ from retune.compiler.core.dtype import item_bytes
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.expr import BinaryOp, Buffer, Const, Expr, Load, Select, Var, binary, const
 from retune.compiler.ir.interval import Ranges, as_index, conjuncts, decide_condition
-from retune.compiler.ir.rewrite import RulesInScope, allocate, allocated, has_stmt, rewrite_down, statements_of
+from retune.compiler.ir.rewrite import RulesInScope, allocate, has_stmt, peel_allocations, rewrite_down, statements_of
 from retune.compiler.ir.simplify import divisor
 from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store, block, ranges_inside
 from retune.compiler.ir.tensor_core import COPY_BYTES, AsyncCopy, CommitGroup, ProxyFence, WaitGroup
@@ -57,7 +57,7 @@ def _wait_for_copies(body: Stmt) -> Stmt:
 
 def _split_allocations(stmt: Stmt) -> tuple[list[Buffer], list[Stmt]]:
     """The shared buffers of a loop's body, and its statements without their allocations."""
-    buffers, inner = allocated(stmt, "shared")
+    buffers, inner = peel_allocations(stmt, "shared")
     parts = statements_of(inner)
     if not buffers and len(parts) == 1:
         return [], [stmt]

@@ -118,7 +118,7 @@ class _Planner:
             case Let():
                 inside = threads | {stmt.var} if _differs(stmt.value, threads) else threads
                 body, after = self.visit(stmt.body, before, inside)
-                return replace(stmt, body=body), _forgotten(after, stmt.var)
+                return replace(stmt, body=body), _forget(after, stmt.var)
             case For() if stmt.kind is not LoopKind.VECTOR and any(access.writer for access in self.accesses(stmt)):
                 return self.loop(stmt, before, threads)
             # All threads enter or none does, so barriers inside are legal.
@@ -138,11 +138,11 @@ class _Planner:
             always = always and _ANY not in after_iterations
             after_iterations -= {_ANY}
             # Where every iteration has a barrier, an iteration meets only the previous iteration.
-            renamed = _of_the_iteration_before if always else _forgotten
+            renamed = _of_the_iteration_before if always else _forget
             more = renamed(after_iterations, stmt.var)
             if more <= carried:
                 break
-            carried = carried | more if always else _forgotten(carried | more, stmt.var)
+            carried = carried | more if always else _forget(carried | more, stmt.var)
         if always:
             slotted = {
                 access.buffer
@@ -152,8 +152,8 @@ class _Planner:
             before = _in_the_first_iteration(before, stmt.var, slotted)
         body, after = self.visit(stmt.body, carried | before, threads)
         if body != iterated:  # code before the loop needs more than the iterations need of each other
-            return block(Barrier(), replace(stmt, body=iterated)), _forgotten(after_iterations, stmt.var)
-        return replace(stmt, body=body), _forgotten(after, stmt.var)
+            return block(Barrier(), replace(stmt, body=iterated)), _forget(after_iterations, stmt.var)
+        return replace(stmt, body=body), _forget(after, stmt.var)
 
     def together(self, stmt: Stmt, before: _Accesses, threads: frozenset[Var]) -> tuple[Stmt, _Accesses]:
         """A statement in which no thread can wait for another: some may skip it, or there is no need."""
@@ -263,7 +263,7 @@ def _is_remainder(index: Expr) -> bool:
     return False
 
 
-def _forgotten(accesses: _Accesses, var: Var) -> _Accesses:
+def _forget(accesses: _Accesses, var: Var) -> _Accesses:
     """The accesses after `var` has changed."""
 
     def forgotten(index: Expr) -> Expr:
@@ -306,7 +306,7 @@ def _accesses(stmt: Stmt, below: _Guards) -> Iterator[_Access]:
         case If(condition, body):
             yield from _accesses(body, below | _guards(condition))
         case For(var, body=body) | Let(var, body=body):
-            yield from _forgotten(frozenset(_accesses(body, below)), var)
+            yield from _forget(frozenset(_accesses(body, below)), var)
         case _:
             yield from (access for inner in inner_stmts(stmt) for access in _accesses(inner, below))
 

@@ -19,7 +19,7 @@ from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, For, LoopFunction
 from retune.compiler.ir.visit import substitute, variables
 from retune.compiler.lower.build_loops import LoopBuilder
 from retune.compiler.lower.gpu.cross_thread_reduction import ThreadLoop, plan_cross_thread_reduction
-from retune.compiler.lower.nests import NestLoop, fixed, join_into, loop_var
+from retune.compiler.lower.nests import NestLoop, join_into, known_extent, loop_var
 from retune.compiler.schedule.access import held_types
 from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation, Attached, State
 from retune.compiler.te.reduction import Reduce
@@ -155,7 +155,7 @@ class KernelBuilder(LoopBuilder):
         """The dimensions with more than one thread around a reduction of the stage."""
         dimensions: dict[LoopKind, ThreadLoop] = {}
         for loop in self.bounds[stage_id].outer:  # of a fused loop these are the parts, the innermost last
-            extent = fixed(loop.extent)
+            extent = known_extent(loop.extent)
             if loop.annotation in _THREADS and extent > 1:
                 kind = _THREADS[loop.annotation]
                 before = dimensions.get(kind, ThreadLoop(kind, const(0), 1))

@@ -11,7 +11,7 @@ something to multiply while the others arrive. The last iteration loads once mor
 from dataclasses import dataclass, replace
 
 from retune.compiler.ir.expr import Buffer, Expr, const
-from retune.compiler.ir.rewrite import allocate, allocated, has_stmt, rewrite, statements_of
+from retune.compiler.ir.rewrite import allocate, has_stmt, peel_allocations, rewrite, statements_of
 from retune.compiler.ir.stmt import Barrier, For, LoopFunction, LoopKind, Stmt, block, map_exprs
 from retune.compiler.ir.tensor_core import CommitGroup, Mma, WaitGroup
 from retune.compiler.ir.visit import substitute
@@ -92,7 +92,7 @@ def _steps_of(main: For) -> _Steps | None:
             For(kind=LoopKind.UNROLL, body=For(kind=LoopKind.THREAD_X) as lane) as step,
             # With an odd number the sets would swap roles each iteration, and register numbers must be literals.
         ) if step.extent % _SETS == 0:
-            buffers, body = allocated(lane.body, "local")
+            buffers, body = peel_allocations(lane.body, "local")
             statements = statements_of(body)
             first = next((n for n, stmt in enumerate(statements) if has_stmt(Mma, stmt)), 0)
             if not buffers or not first:

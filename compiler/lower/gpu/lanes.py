@@ -17,11 +17,11 @@ def stride(expr: Expr, lane: Var, width: int) -> int | None:
             return 1
         case Binary(op=BinaryOp.ADD | BinaryOp.SUB | BinaryOp.MUL | BinaryOp.FLOORDIV | BinaryOp.FLOORMOD):
             lhs, rhs = stride(expr.lhs, lane, width), stride(expr.rhs, lane, width)
-            return None if lhs is None or rhs is None else _joined(expr, lhs, rhs, lane, width)
+            return None if lhs is None or rhs is None else _join(expr, lhs, rhs, lane, width)
     return None
 
 
-def _joined(expr: Binary, lhs: int, rhs: int, lane: Var, width: int) -> int | None:
+def _join(expr: Binary, lhs: int, rhs: int, lane: Var, width: int) -> int | None:
     if expr.op is BinaryOp.ADD:
         return lhs + rhs
     if expr.op is BinaryOp.SUB:

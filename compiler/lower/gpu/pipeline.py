@@ -60,14 +60,14 @@ def lower_for_gpu(state: State, name: str, hardware: HardwareParams, *, check: b
     checks = config.checks_ir() if check is None else check
     # Products of warpgroups where the GPU has them.
     builder = GroupBuilder if hardware.gpu.group_tensor else TensorBuilder
-    kernels = tuple(_lowered(built, hardware, checks) for built in build_kernels(state, name, builder))
+    kernels = tuple(_lower(built, hardware, checks) for built in build_kernels(state, name, builder))
     some = kernels[0].body
     function = DeviceFunction(name, some.params, some.workspace, some.outputs, kernels)
     trace.show(trace.LOOPS, name, "loop IR", lambda: str(function))
     return function
 
 
-def _lowered(function: LoopFunction, hardware: HardwareParams, checks: bool) -> Kernel:
+def _lower(function: LoopFunction, hardware: HardwareParams, checks: bool) -> Kernel:
     finish_pass(function, "build-kernels", checks)
     check_virtual_threads(function, hardware)
     for loop_pass in PASSES:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import Buffer, Expr, const
-from retune.compiler.ir.rewrite import allocate, allocated, redirect, rewrite, statements_of
+from retune.compiler.ir.rewrite import allocate, peel_allocations, redirect, rewrite, statements_of
 from retune.compiler.ir.stmt import Barrier, For, If, LoopFunction, Stmt, block, map_exprs
 from retune.compiler.ir.tensor_core import CommitGroup, Exprs, ProxyFence, WaitGroup, WarpgroupMma, WarpgroupWait
 from retune.compiler.ir.visit import substitute
@@ -38,18 +38,18 @@ class SoftwarePipelining:
 
         def pipeline(loop: For) -> Stmt | None:
             # More copies than iterations would never be read.
-            return _pipelined(loop, min(depths.get(loop.var.name, 1), loop.extent))
+            return _pipeline(loop, min(depths.get(loop.var.name, 1), loop.extent))
 
         return replace(function, body=rewrite(function.body, {For: pipeline}))
 
 
-def _pipelined(loop: For, depth: int) -> Stmt | None:
-    buffers, body = allocated(loop.body, "shared")
+def _pipeline(loop: For, depth: int) -> Stmt | None:
+    buffers, body = peel_allocations(loop.body, "shared")
     parts = statements_of(body)
     waits = [number for number, part in enumerate(parts) if type(part) is WaitGroup]
     if not waits or depth < 2:
         return None
-    if any(allocated(part, "shared")[0] for part in parts):
+    if any(peel_allocations(part, "shared")[0] for part in parts):
         raise LoweringError(f"{loop.var}: shared buffers of a pipelined loop must be those of all its statements")
     copies, compute = block(*parts[: waits[0] - 1]), block(*parts[waits[0] + 1 :])
 

@@ -31,7 +31,7 @@ from retune.compiler.ir.tensor_core import (
 )
 from retune.compiler.ir.visit import substitute
 from retune.compiler.lower.gpu.build_kernels import KernelBuilder
-from retune.compiler.lower.nests import NestLoop, fixed, fixed_all, loop_var
+from retune.compiler.lower.nests import NestLoop, known_extent, known_extents, loop_var
 from retune.compiler.schedule.contraction import KIND, LEFT, RIGHT, depth_is_inner
 from retune.compiler.schedule.relations import overrunning
 from retune.compiler.schedule.state import Annotation, Attached, FuseRelation, State
@@ -87,7 +87,9 @@ class TensorBuilder(KernelBuilder):
                 f"{name}: tensor cores do a product of matrices that stands inside the loops of what reads it; make it "
                 "one with as_matmul and compute it inside the loop over warps"
             )
-        extents = fixed_all(dict(zip((it.name for it in stage.iters), self.bounds[stage_id].iter_extents, strict=True)))
+        extents = known_extents(
+            dict(zip((it.name for it in stage.iters), self.bounds[stage_id].iter_extents, strict=True))
+        )
         last = stage.iters[-FRAGMENT_LOOPS - 2 :]
         origins = "".join(iterator.name.split(".")[0] for iterator in last)
         expected = (ROWS, COLUMNS, INSTRUCTIONS[kind].depth)
@@ -111,7 +113,7 @@ class TensorBuilder(KernelBuilder):
         bound = [loop.name for loop in stage.iters if loop.annotation is Annotation.THREAD_X]
         parts = {r.fused: r.parts for r in stage.relations if isinstance(r, FuseRelation)}
         lane: Expr = const(0)
-        sizes = fixed_all(self.bounds[stage_id].sizes)
+        sizes = known_extents(self.bounds[stage_id].sizes)
         for name in (part for loop in bound for part in parts.get(loop, (loop,))):
             lane = lane * sizes[name] + loop_var((stage_id, name))
         return lane if bound else const(-1)
@@ -142,7 +144,7 @@ class TensorBuilder(KernelBuilder):
     def ranges(self) -> Ranges:
         ranges: dict[Var, tuple[int, int]] = {}
         for bounds in self.bounds.values():
-            ranges.update((loop_var(loop.key), (0, fixed(loop.extent) - 1)) for loop in bounds.own)
+            ranges.update((loop_var(loop.key), (0, known_extent(loop.extent) - 1)) for loop in bounds.own)
         return ranges
 
     def described(self, name: str, body: Stmt) -> LoopFunction:
@@ -151,7 +153,7 @@ class TensorBuilder(KernelBuilder):
         pipelines = []
         for number, stage in enumerate(self.state.stages):
             if stage.pipeline is not None:
-                pipelines.append((loop_var((number, stage.pipeline[0])).name, fixed(stage.pipeline[1])))
+                pipelines.append((loop_var((number, stage.pipeline[0])).name, known_extent(stage.pipeline[1])))
         return replace(function, pipelines=tuple(pipelines))
 
     def nest(self, stage_id: int) -> Stmt:
@@ -182,7 +184,7 @@ class TensorBuilder(KernelBuilder):
     def overruns(self, stage_id: int) -> list[Expr]:
         """The conditions under which a split loop is inside of what it was split from."""
         stage = self.state.stages[stage_id]
-        values, sizes = self.local_exprs(stage_id), fixed_all(self.bounds[stage_id].sizes)
+        values, sizes = self.local_exprs(stage_id), known_extents(self.bounds[stage_id].sizes)
         return [values[name] < size for name, size in overrunning(stage.relations, sizes)]
 
     def product(self, stage_id: int) -> Stmt:

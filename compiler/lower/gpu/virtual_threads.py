@@ -63,17 +63,17 @@ def _dependent_buffers(body: Stmt, var: Var) -> frozenset[Buffer]:
     dependent: frozenset[Buffer] = frozenset()
     # Least fixed point: dependence spreads from reads to writes, and the set only grows.
     while True:
-        more = frozenset(_written(body, var, dependent) & local)
+        more = frozenset(_dependent_writes(body, var, dependent) & local)
         if more == dependent:
             return dependent
         dependent = more
 
 
-def _written(stmt: Stmt, var: Var, dependent: frozenset[Buffer], under: bool = False) -> set[Buffer]:
+def _dependent_writes(stmt: Stmt, var: Var, dependent: frozenset[Buffer], under: bool = False) -> set[Buffer]:
     """The buffers written with, or under, values that depend on `var` or on a buffer in `dependent`."""
     depends = under or _depends(stmt, var, dependent)
     written_buffers = {buffer for buffer, _, written in accesses_of(stmt) if written and depends}
-    return written_buffers.union(*(_written(inner, var, dependent, depends) for inner in inner_stmts(stmt)))
+    return written_buffers.union(*(_dependent_writes(inner, var, dependent, depends) for inner in inner_stmts(stmt)))
 
 
 def _depends(stmt: Stmt, var: Var, dependent: frozenset[Buffer]) -> bool:

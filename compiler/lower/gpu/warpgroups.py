@@ -34,7 +34,7 @@ from retune.compiler.ir.tensor_core import (
     WarpgroupWait,
 )
 from retune.compiler.lower.gpu.tensor_cores import FRAGMENT_LOOPS, Fragments, TensorBuilder
-from retune.compiler.lower.nests import NestLoop, fixed, fixed_all, loop_var
+from retune.compiler.lower.nests import NestLoop, known_extent, known_extents, loop_var
 from retune.compiler.schedule.contraction import LEFT, RIGHT
 from retune.compiler.schedule.state import Annotation, Attached, FuseRelation
 from retune.compiler.te.tensor import ComputeOp
@@ -141,7 +141,7 @@ class GroupBuilder(TensorBuilder):
 
     def warps_of(self, root: int) -> tuple[tuple[Expr, int], tuple[Expr, int]] | None:
         """A warp's numbers along rows and columns, and their counts, where the warp loop is fused of just these."""
-        stage, sizes = self.state.stages[root], fixed_all(self.bounds[root].sizes)
+        stage, sizes = self.state.stages[root], known_extents(self.bounds[root].sizes)
         bound = [loop.name for loop in stage.iters if loop.annotation is Annotation.THREAD_Y]
         fused = {relation.fused: relation.parts for relation in stage.relations if isinstance(relation, FuseRelation)}
         parts = fused.get(bound[0], ()) if len(bound) == 1 else ()
@@ -165,7 +165,7 @@ class GroupBuilder(TensorBuilder):
         if not isinstance(source, ComputeOp) or not isinstance(self.state.stages[candidates[0]].location, Attached):
             return None
         region = self.bounds[candidates[0]].region
-        extents = tuple(map(fixed, region.extents))
+        extents = tuple(map(known_extent, region.extents))
         for axis, low, extent in zip(source.axes, region.mins, extents, strict=True):
             position, expected = positions.get(axis.name, (const(0), 1))
             difference = affine(absolute[axis.name]).plus(affine(self.start(low)), -1)

@@ -36,15 +36,15 @@ class DotProducts:
         return replace(function, body=rewrite_down(function.body, {For: self._on_loop})) if self.native else function
 
     def _on_loop(self, loop: For, _: Ranges) -> Stmt | None:
-        grouped = self._grouped(loop, in_vector=False)
+        grouped = self._group(loop, in_vector=False)
         if grouped is None and loop.kind is LoopKind.VECTOR:
             return replace(loop, body=rewrite_down(loop.body, {For: self._on_inner_loop}))
         return grouped
 
     def _on_inner_loop(self, loop: For, _: Ranges) -> Stmt | None:
-        return self._grouped(loop, in_vector=True)
+        return self._group(loop, in_vector=True)
 
-    def _grouped(self, outermost: For, *, in_vector: bool) -> Stmt | None:
+    def _group(self, outermost: For, *, in_vector: bool) -> Stmt | None:
         """A nest whose outermost loop belongs to the last group of reductions, with a loop of them grouped."""
         loops, leaf = _nest(outermost)
         factors = self._factors(leaf)

@@ -41,10 +41,10 @@ class FlipSignedness:
             case "register", (begin, work, end):
                 match perfect_nest(work):
                     case loops, Store(buffer, value=Binary(rhs=Dot() as dot)) as update if buffer == stmt.buffer:
-                        return self._flipped(stmt, begin, loops, update, dot, end)
+                        return self._flip(stmt, begin, loops, update, dot, end)
         return None
 
-    def _flipped(
+    def _flip(
         self, stmt: Allocate, begin: Stmt, loops: Sequence[For], update: Store, dot: Dot, end: Stmt
     ) -> Stmt | None:
         """A tile that `begin` initializes, `update` accumulates and `end` stores."""

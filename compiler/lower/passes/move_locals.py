@@ -31,7 +31,7 @@ class MoveLocals:
         def move(part: Stmt) -> Stmt:
             targets = dict(self._targets(part))
             moved.update((buffer.name, large) for buffer, (large, _) in targets.items())
-            return _moved(part, targets) if targets else part
+            return _move(part, targets) if targets else part
 
         body = map_outermost(function.body, move)
         if not moved:
@@ -58,7 +58,7 @@ class MoveLocals:
                 yield buffer, (large, tuple(loop.var for loop in loops))
 
 
-def _moved(part: Stmt, targets: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]]) -> Stmt:
+def _move(part: Stmt, targets: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]]) -> Stmt:
     def moved(buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]] | None:
         if buffer not in targets:
             return None

@@ -27,11 +27,11 @@ class PackConstants:
     def apply(self, function: LoopFunction) -> LoopFunction:
         for param in function.params:
             if param.name in function.layout_free:
-                function = _packed(function, param, self.pads)
+                function = _pack(function, param, self.pads)
         return function
 
 
-def _packed(function: LoopFunction, param: Buffer, pads: bool) -> LoopFunction:
+def _pack(function: LoopFunction, param: Buffer, pads: bool) -> LoopFunction:
     reads = list(_reads(function.body, param))
     # One order cannot suit two ways of reading.
     if len({load for load, _ in reads}) != 1:

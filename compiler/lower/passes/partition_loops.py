@@ -80,9 +80,9 @@ def _visit(stmt: Stmt, ranges: Ranges, budget: int) -> Stmt:
         case Block():
             return block(*(_visit(inner, ranges, budget) for inner in stmt.statements))
         case If():
-            return _guarded(stmt, ranges, budget)
+            return _guard(stmt, ranges, budget)
         case For(kind=LoopKind.PARALLEL) | Let():
-            return _around(stmt, _chosen(stmt.body, stmt.var, range_of(stmt), ranges, budget))
+            return _around(stmt, _choose(stmt.body, stmt.var, range_of(stmt), ranges, budget))
         case For():
             return _split(stmt, ranges, budget)
         case Invoke() | Together():
@@ -98,7 +98,7 @@ def _around(stmt: For | Let | If | Allocate, body: Stmt) -> Stmt:
     return body if body == _NOTHING else replace(stmt, body=body)
 
 
-def _guarded(stmt: If, ranges: Ranges, budget: int) -> Stmt:
+def _guard(stmt: If, ranges: Ranges, budget: int) -> Stmt:
     decisions = {condition: decide_condition(condition, ranges) for condition in conjuncts(stmt.condition)}
     if False in decisions.values():
         return _NOTHING
@@ -138,7 +138,7 @@ def _part_of(loop: For, low: int, high: int) -> Stmt:
     return replace(loop, extent=high - low + 1, body=_with(loop.body, loop.var, loop.var + low))
 
 
-def _chosen(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges, budget: int) -> Stmt:
+def _choose(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges, budget: int) -> Stmt:
     """The body for the values `limit` of a variable that is bound outside, which chooses between copies of it."""
     parts = _parts(body, var, limit, ranges)
     if parts == [limit] or len(parts) > max(1, budget):
@@ -146,7 +146,7 @@ def _chosen(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges, budget
     done = []
     for low, high in parts:
         part = body if high > low or _divides_by(body, var) else _with(body, var, const(low))
-        part = _chosen(part, var, (low, high), ranges, budget // len(parts))
+        part = _choose(part, var, (low, high), ranges, budget // len(parts))
         tests = [const(low) <= var] if low > limit[0] else []
         tests += [var <= high] if high < limit[1] else []
         done.append(part if part == _NOTHING or not tests else If(_all(tests), part))
@@ -165,7 +165,7 @@ def _parts(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges) -> list
         # The guard is linear in the variable: at the least value of the other terms it surely holds, at the greatest it
         # may.
         for worst in (least, most):  # where the guard always holds, or else where it may
-            first, last = _solved(slope, worst, limit)
+            first, last = _solve(slope, worst, limit)
             if max(first, low) <= min(last, high):
                 low, high = max(first, low), min(last, high)
                 break
@@ -173,7 +173,7 @@ def _parts(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges) -> list
     return [part for part in parts if part[0] <= part[1] and _acts(body, {**ranges, var: part})]
 
 
-def _solved(slope: int, rest: float, limit: tuple[int, int]) -> tuple[int, int]:
+def _solve(slope: int, rest: float, limit: tuple[int, int]) -> tuple[int, int]:
     """The values within `limit` for which `slope` times the value, plus `rest`, is at least 0."""
     # Without limits of the rest the guard holds for every value, or may fail for all.
     if not math.isfinite(rest):
@@ -230,7 +230,7 @@ def _seams(loop: For, ranges: Ranges) -> list[int]:
                 others = form.plus(Affine(0, {loop.var: 1}), -slope)
                 # Between where it always holds and where it may, loops inside decide.
                 for worst in limits(others, inside):
-                    first, last = _solved(slope, worst, limit)
+                    first, last = _solve(slope, worst, limit)
                     seams |= {first, last + 1}
         choice = choice.otherwise
     return sorted(seam for seam in seams if limit[0] < seam <= limit[1])

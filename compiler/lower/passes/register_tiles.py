@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from retune.compiler.core.dtype import accumulated, item_bytes
+from retune.compiler.core.dtype import item_bytes, sum_type
 from retune.compiler.ir.expr import Binary, Buffer, Const, Expr, Load, binary, cast
 from retune.compiler.ir.interval import Ranges
 from retune.compiler.ir.rewrite import RulesInScope, allocate, nest, perfect_nest, redirect, rewrite_down, statements_of
@@ -111,7 +111,7 @@ class _Rewriter:
 
     def lanes(self, stores: Sequence[Store]) -> int:
         """Lanes of a vector of the widest accumulator type."""
-        return max(1, self.vector_bytes // max(item_bytes(accumulated(store.buffer.dtype)) for store in stores))
+        return max(1, self.vector_bytes // max(item_bytes(sum_type(store.buffer.dtype)) for store in stores))
 
     def tiled(self, tile: _Tile, start: Sequence[Expr] | None) -> Stmt:
         """The reduction with its accumulators; `start` are their first values, None to load them."""
@@ -134,7 +134,7 @@ class _Rewriter:
         first = tuple(accumulators) if start is None else start
         pairs = zip(accs, first, strict=True)
         begin = nest(unrolled, block(*(Store(acc, point, cast(acc.dtype, value)) for acc, value in pairs)))
-        step = nest(unrolled, _moved(tile.update, accumulators))
+        step = nest(unrolled, _move(tile.update, accumulators))
         results = zip(tile.stores, accumulators.values(), strict=True)
         end = nest(unrolled, block(*(replace(store, value=cast(store.buffer.dtype, acc)) for store, acc in results)))
         work = self.vectors(tile.spatial, tile.stores)
@@ -192,10 +192,10 @@ def _is_update(store: Store) -> bool:
 
 def _held(store: Store, tile: _Tile) -> str:
     """The type of the accumulators: wider than the elements if they are only joined with values."""
-    return accumulated(store.buffer.dtype) if tile.update is store else store.buffer.dtype
+    return sum_type(store.buffer.dtype) if tile.update is store else store.buffer.dtype
 
 
-def _moved(update: Stmt, accumulators: Mapping[Expr, Load]) -> Stmt:
+def _move(update: Stmt, accumulators: Mapping[Expr, Load]) -> Stmt:
     """The update of accumulators instead of elements."""
     match update:
         case Store(buffer, indices, Binary(op, rhs=new)):

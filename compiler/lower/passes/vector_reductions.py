@@ -14,7 +14,7 @@ from itertools import count
 
 import numpy as np
 
-from retune.compiler.core.dtype import accumulated, item_bytes
+from retune.compiler.core.dtype import item_bytes, sum_type
 from retune.compiler.ir.affine import flat_index, stride_of
 from retune.compiler.ir.expr import (
     BOOL,
@@ -64,7 +64,7 @@ class VectorReductions:
         """The reduction `loops`, the innermost of them over lanes; partial results are in buffer `number`."""
         buffer, inner = update.buffer, loops[-1]
         # Extremes of two-byte floats, whose sums are float32 already: each element is converted once.
-        dtype = accumulated(buffer.dtype)
+        dtype = sum_type(buffer.dtype)
         lanes = max(1, self.vector_bytes // item_bytes(dtype))
         # A power of two, so that halving ends at two lanes.
         width = min(lanes * CHAINS, 1 << (inner.extent.bit_length() - 1))
@@ -101,13 +101,13 @@ def _reduction(loop: For) -> tuple[Sequence[For], Store, Binary] | None:
         case loops, Store(buffer, indices, Binary(op, old) as joined) as update if op in _IDENTITIES:
             if old != Load(buffer, indices) or not variables(*indices).isdisjoint(loop.var for loop in loops):
                 return None
-            collapsed, value = _collapsed(loops, joined)
+            collapsed, value = _collapse(loops, joined)
             if collapsed[-1].extent >= MIN_EXTENT and _is_contiguous(value.rhs, buffer, collapsed[-1].var):
                 return collapsed, update, value
     return None
 
 
-def _collapsed(loops: Sequence[For], value: Binary) -> tuple[Sequence[For], Binary]:
+def _collapse(loops: Sequence[For], value: Binary) -> tuple[Sequence[For], Binary]:
     """The innermost loops fused where they walk through memory without a gap, as a window of whole rows does. The index
     of the last dimension then runs on into the next rows.
     """

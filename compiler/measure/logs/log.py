@@ -137,14 +137,12 @@ def read_line(text: str) -> LoggedTrial:
             str(line.get("v", "")),
         )
     except ScheduleError as error:
-        raise LogFormatError(f"the line {_shortened(text)} holds a step that cannot be read: {error}") from None
+        raise LogFormatError(f"the line {_shorten(text)} holds a step that cannot be read: {error}") from None
     except DAMAGE as error:
-        raise LogFormatError(
-            f"the line {_shortened(text)} is no record of a tuning log: {damage_text(error)}"
-        ) from None
+        raise LogFormatError(f"the line {_shorten(text)} is no record of a tuning log: {damage_text(error)}") from None
     has_times = trial.status is MeasureStatus.OK and is_timed(trial.costs)
     if trial.status is MeasureStatus.OK and not has_times:
-        raise LogFormatError(f"the line {_shortened(text)} claims success with costs of {list(trial.costs)} seconds")
+        raise LogFormatError(f"the line {_shorten(text)} claims success with costs of {list(trial.costs)} seconds")
     # TVM writes the cost 1e10 for a failure; kept, it would enter means and plots.
     return trial if has_times else replace(trial, costs=())
 
@@ -299,7 +297,7 @@ def _task_of(row: Any) -> LoggedTask:
     key, target = row[:2]
     if not isinstance(key, str) or not isinstance(target, str):
         raise TypeError("a task starts with the strings of its workload key and target")
-    hardware = tuple(_bounded(number, _PARAMETER) for number in row[2]) if len(row) > 2 else ()
+    hardware = tuple(_check_bound(number, _PARAMETER) for number in row[2]) if len(row) > 2 else ()
     if hardware and len(hardware) != _HARDWARE_COUNT:
         raise ValueError(f"{len(hardware)} hardware parameters instead of {_HARDWARE_COUNT}")
     host, layout = (str(row[3]), int(LayoutRewriteOption(row[4]))) if len(row) > 4 else ("", 0)
@@ -309,7 +307,7 @@ def _task_of(row: Any) -> LoggedTask:
     return LoggedTask(key, target, hardware, host, layout, names)
 
 
-def _bounded(number: SupportsInt, most: int) -> int:
+def _check_bound(number: SupportsInt, most: int) -> int:
     """An integer within the size of its field."""
     if not -most <= int(number) <= most:
         raise ValueError(f"{number} is too large")
@@ -407,5 +405,5 @@ def _id_of(timestamp: int, identity: str) -> str:
     return "".join(_ULID_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
 
 
-def _shortened(text: str, most: int = 60) -> str:
-    return repr(text if len(text) <= most else f"{text[:most]}…")
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}…")

@@ -57,13 +57,13 @@ def device_lock(device: str = CPU) -> Iterator[None]:
     path, folder = lock_path(device), config.cache_folder()
     with ExitStack() as stack:
         try:
-            stack.enter_context(locked(path))
+            stack.enter_context(lock_device(path))
         except MeasureError as error:
             if folder is None:
                 raise
             _warn_once(f"{error}; until then processes of other users may disturb timings")
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder / path.name))
+            stack.enter_context(lock_device(folder / path.name))
         yield
 
 
@@ -73,7 +73,7 @@ def _warn_once(sentence: str) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def lock_device(path: Path) -> Iterator[None]:
     """Hold the kernel's lock on a file, which is created if missing and never written.
 
     All users share its folder and know its name: so only an empty regular file is accepted, never a link.
@@ -81,7 +81,7 @@ def locked(path: Path) -> Iterator[None]:
     """
     while True:
         # flock belongs to the open file, so the kernel drops it when its process ends, however it ends.
-        handle = _opened(path)
+        handle = _open(path)
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,7 +131,7 @@ def _holder_of(handle: int) -> tuple[str, bool]:
     return "a process", True
 
 
-def _opened(path: Path) -> int:
+def _open(path: Path) -> int:
     """A read-only handle of the lock file, which everybody may open. Raises: MeasureError."""
     # Read-only suffices for flock, and the kernel refuses to open another user's file in a sticky folder with O_CREAT
     # (fs.protected_regular). O_NONBLOCK: opening a FIFO of that name must not block.

@@ -124,7 +124,7 @@ def from_bytes(data: bytes) -> Any:
     Raises: MeasureError when it is damaged, or another version of Retune wrote it.
     """
     try:
-        archive = _opened(data)
+        archive = _open_archive(data)
         head = archive.json("message.json")
         reader = _Reader(archive.blob("blobs"))
         for kind, *parts in head["objects"]:
@@ -138,7 +138,7 @@ def from_bytes(data: bytes) -> Any:
         raise MeasureError(f"a message from another machine cannot be read: {damage_text(error)}") from error
 
 
-def _opened(data: bytes) -> Archive:
+def _open_archive(data: bytes) -> Archive:
     """The message as an archive. Raises: MeasureError for another version; an error of `DAMAGE`."""
     try:
         if data.startswith(_BEFORE_3):
@@ -162,7 +162,7 @@ class _Writer:
     def plain(self, value: object) -> object:
         """The form of a value, see the grammar."""
         if isinstance(value, Enum):  # first: members may be strings or numbers too
-            return {"e": [self._listed(_MEMBERS, value), value.name]}
+            return {"e": [self._qualified_name(_MEMBERS, value), value.name]}
         if value is None or isinstance(value, (bool, int, str)):
             return value
         if isinstance(value, (float, np.floating)):
@@ -185,7 +185,7 @@ class _Writer:
         # By identity: expressions share subtrees, which equality would compare again and again.
         entry = self._known.get(id(value))
         if entry is None:
-            name = self._listed(_CLASSES, value)
+            name = self._qualified_name(_CLASSES, value)
             if type(value) in _SPECIAL:
                 parts = _SPECIAL[type(value)][0](value)
             else:
@@ -199,7 +199,7 @@ class _Writer:
         self.blobs.append(data)
         return [start, len(data)]
 
-    def _listed(self, names: Mapping[str, object], value: object) -> str:
+    def _qualified_name(self, names: Mapping[str, object], value: object) -> str:
         name = type(value).__name__
         if name not in names:
             raise MeasureError(f"{value!r:.80} cannot be sent to another machine: {name} is no class that travels")

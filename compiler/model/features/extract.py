@@ -83,11 +83,11 @@ def extract(
     for row, values in enumerate(statements):
         values["estimate_program"] = total
         values["estimate_share"] = values["estimate_cycles"] / total
-        features[:, row, :] = _scaled(values, programs).T
+        features[:, row, :] = _scale(values, programs).T
     return features
 
 
-def _scaled(values: Mapping[str, Floats | float], programs: int) -> NDArray[np.float32]:
+def _scale(values: Mapping[str, Floats | float], programs: int) -> NDArray[np.float32]:
     """(F, B): the columns in order, 0 where missing."""
     # 1 where a column is missing, whose logarithm is 0.
     table = np.ones((len(FEATURE_NAMES), programs), dtype=np.float32)

@@ -136,7 +136,7 @@ class Moved:
         self.written_bytes = np.zeros(nest.count)
         self.conflicts = np.zeros(nest.count)
         self.width = np.ones(nest.count)
-        self.repeated = _repeated(nest, footprints, shared)
+        self.repeated = _divided_loops(nest, footprints, shared)
         for footprint in footprints:
             if footprint.local and footprint.tensor not in shared:
                 continue  # a register
@@ -170,7 +170,7 @@ def _inside_blocks(nest: Nest) -> int:
     return bound[-1] + 1 if bound else 0
 
 
-def _repeated(nest: Nest, footprints: Sequence[Footprint], shared: frozenset[Tensor]) -> Flags:
+def _divided_loops(nest: Nest, footprints: Sequence[Footprint], shared: frozenset[Tensor]) -> Flags:
     """Loops (L, B) around a stage that the threads of a block compute together, over these threads: each thread has a
     part of the stage, not all of it.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retune.compiler.core.dtype import BFLOAT16, accumulated, item_bytes
+from retune.compiler.core.dtype import BFLOAT16, item_bytes, sum_type
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.dot import BYTES, Pair, is_possible
 from retune.compiler.model.features.buffers import pick
@@ -58,7 +58,7 @@ def innermost(
     nest: Nest, footprints: Sequence[Footprint], hardware: HardwareParams, dots: Collection[Pair]
 ) -> Innermost:
     """How lowering transforms a statement; `dots` are the factor types with dot products."""
-    element_bytes = max(item_bytes(accumulated(write.tensor.dtype)) for write in nest.source.writes)
+    element_bytes = max(item_bytes(sum_type(write.tensor.dtype)) for write in nest.source.writes)
     lanes = max(1, hardware.vector_unit_bytes // element_bytes)
     vectorized: Flags = np.any(nest.vector, axis=0)
     reduction, window, extent = _reduction(nest)
@@ -126,7 +126,7 @@ def _neighbors(nest: Nest, footprints: Sequence[Footprint], window: Flags) -> Fl
 def _dot_width(nest: Nest, dots: Collection[Pair], vectorized: Flags, reduction: Flags) -> Floats:
     """(B,): products that one instruction sums, 1 where there is no instruction for them."""
     width = np.ones(nest.count)
-    factors, result = nest.source.ops.factors, accumulated(nest.source.write.tensor.dtype)
+    factors, result = nest.source.ops.factors, sum_type(nest.source.write.tensor.dtype)
     if factors is None or not is_possible(dots, *factors):
         return width
     most = 4 if result in ("int32", "uint32") and set(factors) <= set(BYTES) else 1

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from retune.compiler.core.dtype import accumulated
+from retune.compiler.core.dtype import sum_type
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.model.features.buffers import Columns, pick
 from retune.compiler.model.features.footprint import Footprint
@@ -75,7 +75,7 @@ def _loads(nest: Nest, footprints: Sequence[Footprint], inside: Innermost, line_
     """
     names = ("tile_vector_loads", "tile_broadcasts", "tile_gathers", "tile_conversions", "tile_conflicts")
     totals = {name: np.zeros(nest.count) for name in names}
-    accumulator_type = accumulated(nest.source.write.tensor.dtype)
+    accumulator_type = sum_type(nest.source.write.tensor.dtype)
     lane_loop = _lane_loop(nest, inside)
     has_lanes = inside.vectorized | inside.in_lanes
     for footprint in footprints:

@@ -82,14 +82,14 @@ class _CoreDriver:
             code, *_ = bindings.cuInit(0)
             if getattr(code, "name", "").endswith("NO_DEVICE"):
                 raise DeviceError(_NO_DEVICE)
-            self._checked((code,))
+            self._check((code,))
         except RuntimeError as missing:  # of the loader: there is no library of a driver
             raise DeviceError("there is no NVIDIA driver on this machine, so no GPU can be used") from missing
 
     def devices(self) -> tuple[GpuDevice, ...]:
         """All devices of CUDA, in its order; the package's own list may be the machine's."""
-        count = self._checked(self._bindings.cuDeviceGetCount())
-        return tuple(self._tried(partial(self._known, number)) for number in range(count))
+        count = self._check(self._bindings.cuDeviceGetCount())
+        return tuple(self._try(partial(self._known, number)) for number in range(count))
 
     def _known(self, number: int) -> GpuDevice:
         return _facts_of_device(self._core.Device(number))
@@ -99,18 +99,18 @@ class _CoreDriver:
         if getattr(self._here, "number", None) == number:
             # Another library may have changed the thread's context since.
             if self._context() != self._here.context:
-                self._tried(self._here.device.set_current)
+                self._try(self._here.device.set_current)
             return
         known = self.devices()
         if not 0 <= number < len(known):
             raise DeviceError(f"there is no GPU number {number}; this machine has {len(known)}")
         device = self._core.Device(number)
-        self._tried(device.set_current)
+        self._try(device.set_current)
         self._here.device, self._here.number, self._here.context = device, number, self._context()
 
     def _context(self) -> int:
         """The handle of this thread's current context, 0 for none."""
-        return int(self._checked(self._bindings.cuCtxGetCurrent()))
+        return int(self._check(self._bindings.cuCtxGetCurrent()))
 
     @property
     def _device(self) -> Any:
@@ -123,34 +123,34 @@ class _CoreDriver:
         return int(stream.handle)
 
     def stream(self) -> Stream:
-        return self._tried(self._device.create_stream)
+        return self._try(self._device.create_stream)
 
     def wait(self, stream: Stream) -> None:
-        self._tried(stream.sync)
+        self._try(stream.sync)
 
     def allocate(self, nbytes: int, stream: Stream) -> _Piece:
-        return _Piece(self._tried(lambda: self._device.allocate(nbytes, stream=stream)))
+        return _Piece(self._try(lambda: self._device.allocate(nbytes, stream=stream)))
 
     def write(self, address: int, array: Array, stream: Stream) -> None:
-        self._checked(self._bindings.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, stream.handle))
+        self._check(self._bindings.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, stream.handle))
         # The host array may be freed as soon as this returns.
         self.wait(stream)
 
     def read(self, address: int, array: Array, stream: Stream) -> None:
-        self._checked(self._bindings.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, stream.handle))
+        self._check(self._bindings.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, stream.handle))
         self.wait(stream)
 
     def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
-        self._checked(self._bindings.cuMemcpyAsync(target, source, nbytes, stream.handle))
+        self._check(self._bindings.cuMemcpyAsync(target, source, nbytes, stream.handle))
 
     def fill(self, address: int, value: int, nbytes: int, stream: Stream) -> None:
-        self._checked(self._bindings.cuMemsetD8Async(address, value, nbytes, stream.handle))
+        self._check(self._bindings.cuMemsetD8Async(address, value, nbytes, stream.handle))
 
     def load(self, code: bytes, kind: str, shared: Mapping[str, int]) -> dict[str, object]:
         """The kernels of these names, with their bytes of shared memory per launch."""
         make = self._core.ObjectCode.from_cubin if kind == "cubin" else self._core.ObjectCode.from_ptx
-        loaded = self._tried(lambda: make(code))
-        kernels = {name: self._tried(partial(loaded.get_kernel, name)) for name in shared}
+        loaded = self._try(lambda: make(code))
+        kernels = {name: self._try(partial(loaded.get_kernel, name)) for name in shared}
         most = self._bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         asking = {name: nbytes for name, nbytes in shared.items() if nbytes}
         here = _facts_of_device(self._device)
@@ -161,7 +161,7 @@ class _CoreDriver:
                     f"{here.max_shared_memory_per_block}: tune for -arch={here.arch}"
                 )
             # Above 48 KiB CUDA requires the amount to be set kernel by kernel.
-            self._checked(self._bindings.cuKernelSetAttribute(most, nbytes, kernels[name].handle, here.number))
+            self._check(self._bindings.cuKernelSetAttribute(most, nbytes, kernels[name].handle, here.number))
         return kernels
 
     def launch(
@@ -169,22 +169,22 @@ class _CoreDriver:
     ) -> None:
         config = self._core.LaunchConfig(grid=grid, block=block, shmem_size=shared)
         pointers = [np.uint64(address) for address in addresses]
-        self._tried(lambda: self._core.launch(stream, config, kernel, *pointers))
+        self._try(lambda: self._core.launch(stream, config, kernel, *pointers))
 
     def record(self, stream: Stream) -> Event:
         options = self._core.EventOptions(timing_enabled=True)
-        return self._tried(lambda: stream.record(options=options))
+        return self._try(lambda: stream.record(options=options))
 
     def elapsed(self, start: Event, end: Event) -> float:
-        self._tried(end.sync)
-        return float(self._tried(lambda: end - start)) / 1e3
+        self._try(end.sync)
+        return float(self._try(lambda: end - start)) / 1e3
 
     def capture(self, stream: Stream, work: Callable[[], None]) -> Callable[[], None]:
         """A function that queues, as one graph, all that `work` queues on the stream."""
         driver = self._bindings
         # Relaxed: other threads of the process, such as PyTorch's, may use CUDA meanwhile.
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        self._checked(driver.cuStreamBeginCapture(stream.handle, mode))
+        self._check(driver.cuStreamBeginCapture(stream.handle, mode))
         try:
             work()
         except BaseException:  # the cause counts, not the end of an aborted capture
@@ -192,20 +192,20 @@ class _CoreDriver:
             if int(code) == 0:
                 driver.cuGraphDestroy(*graphs)
             raise
-        graph = self._checked(driver.cuStreamEndCapture(stream.handle))
+        graph = self._check(driver.cuStreamEndCapture(stream.handle))
         try:
-            runnable = self._checked(driver.cuGraphInstantiate(graph, 0))
+            runnable = self._check(driver.cuGraphInstantiate(graph, 0))
         finally:
             driver.cuGraphDestroy(graph)
 
         def run(_: object = work) -> None:  # keeps the kernels and arrays of the graph alive
-            self._checked(driver.cuGraphLaunch(runnable, stream.handle))
+            self._check(driver.cuGraphLaunch(runnable, stream.handle))
 
         # A search captures thousands of graphs, and CUDA keeps each on the device until it is destroyed.
         weakref.finalize(run, driver.cuGraphExecDestroy, runnable).atexit = False
         return run
 
-    def _tried(self, call: Callable[[], T]) -> T:
+    def _try(self, call: Callable[[], T]) -> T:
         """Call `call`. Raises: DeviceError for any exception."""
         try:
             return call()
@@ -214,7 +214,7 @@ class _CoreDriver:
         except Exception as failure:
             raise _failed(str(failure)) from failure
 
-    def _checked(self, answer: tuple[Any, ...]) -> Any:
+    def _check(self, answer: tuple[Any, ...]) -> Any:
         """The value after CUDA's code. Raises: DeviceError for a code other than success."""
         code, *values = answer
         if int(code) != 0:

@@ -100,13 +100,13 @@ class Stopwatch:
     def probe(self, call: Callable[[], None]) -> float:
         """Rough seconds of one call, after an untimed call."""
         call()
-        roughly = min(self._timed(call) for _ in range(2))
+        roughly = min(self._time(call) for _ in range(2))
         if roughly > _CLEAR:
             return roughly
         if self.flush is not None:  # the host queues a graph during the flush, but not several kernels
             whole = self.driver.capture(self.stream, call)
-            return min(self._timed(whole) for _ in range(2))
-        graph = self.driver.capture(self.stream, lambda: _repeated(call, _IN_LOOK))
+            return min(self._time(whole) for _ in range(2))
+        graph = self.driver.capture(self.stream, lambda: _repeat(call, _IN_LOOK))
         graph()
         return self._between(graph) / _IN_LOOK
 
@@ -117,18 +117,16 @@ class Stopwatch:
             number = max(1, min(wanted, _MOST_FLUSHED))
             if roughly <= _CLEAR:
                 call = self.driver.capture(self.stream, call)
-                self._timed(call)  # the first is slower: the graph is sent to the device
-            return tuple(sum(self._timed(call) for _ in range(number)) / number for _ in range(count))
+                self._time(call)  # the first is slower: the graph is sent to the device
+            return tuple(sum(self._time(call) for _ in range(number)) / number for _ in range(count))
         number = max(1, min(wanted, _MOST_CALLS))
         together = min(number, _IN_GRAPH)
         iterations = -(-number // together)
-        graph = self.driver.capture(self.stream, lambda: _repeated(call, together))
+        graph = self.driver.capture(self.stream, lambda: _repeat(call, together))
         graph()  # the first is slower: the graph is sent to the device
-        return tuple(
-            self._between(lambda: _repeated(graph, iterations)) / (iterations * together) for _ in range(count)
-        )
+        return tuple(self._between(lambda: _repeat(graph, iterations)) / (iterations * together) for _ in range(count))
 
-    def _timed(self, call: Callable[[], None]) -> float:
+    def _time(self, call: Callable[[], None]) -> float:
         if self.flush is not None:
             self.flush()
         return self._between(call)
@@ -139,6 +137,6 @@ class Stopwatch:
         return self.driver.elapsed(start, self.driver.record(self.stream))
 
 
-def _repeated(call: Callable[[], None], count: int) -> None:
+def _repeat(call: Callable[[], None], count: int) -> None:
     for _ in range(count):
         call()

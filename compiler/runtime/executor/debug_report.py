@@ -46,7 +46,7 @@ def time_table(times: Sequence[NodeTime], sort_by_time: bool = True) -> str:
         rows.sort(key=lambda time: -time.result.mean)
     cells = [_row(time, total) for time in rows]
     cells.append(("Total_time", "-", f"{total * 1e6:.3f}", "-", "-", "-", "-", "-"))
-    return _aligned([_HEADER, tuple("-" * len(name) for name in _HEADER), *cells])
+    return _table([_HEADER, tuple("-" * len(name) for name in _HEADER), *cells])
 
 
 def trace_json(times: Sequence[NodeTime]) -> str:
@@ -89,10 +89,10 @@ class Report:
         calls = sorted(self.calls, key=lambda call: -float(call["Duration (us)"])) if sort else list(self.calls)
         total = sum(float(call["Duration (us)"]) for call in calls)
         sums: dict[str, Value] = {"Name": "Total", "Duration (us)": total, "Count": sum(int(c["Count"]) for c in calls)}
-        rows = [tuple(_printed(name, row.get(name, "")) for name in _COLUMNS) for row in (*calls, sums)]
+        rows = [tuple(_cell(name, row.get(name, "")) for name in _COLUMNS) for row in (*calls, sums)]
         configuration = [("Configuration", *[""] * 6), ("-" * 13, *[""] * 6)]
         configuration += [(f"{name}: {value}", *[""] * 6) for name, value in self.configuration.items()]
-        return _aligned([_COLUMNS, tuple("-" * len(name) for name in _COLUMNS), *rows]) + "\n" + _aligned(configuration)
+        return _table([_COLUMNS, tuple("-" * len(name) for name in _COLUMNS), *rows]) + "\n" + _table(configuration)
 
     def csv(self) -> str:
         text = io.StringIO()
@@ -166,10 +166,10 @@ def _without_units(row: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
     return {name: next(iter(value.values())) for name, value in row.items()}
 
 
-def _printed(name: str, value: Value) -> str:
+def _cell(name: str, value: Value) -> str:
     return f"{value:.2f}" if isinstance(value, float) and name in _UNITS else str(value)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def _table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

@@ -65,13 +65,13 @@ class ImportedGraph:
         """The number of every node's first entry, and of all entries at the end."""
         return _first_entries(self.nodes)
 
-    def unshared(self) -> "ImportedGraph":
+    def without_sharing(self) -> "ImportedGraph":
         """The same graph with own memory for every value except views."""
         buffers, end = [], 0
         for number, spec in enumerate(self.plan.buffers):
             owns = spec.kind is BufferKind.INTERMEDIATE and spec.storage == number
             buffers.append(replace(spec, offset=end if owns else 0))
-            end += _aligned(spec.nbytes) if owns else 0
+            end += _align(spec.nbytes) if owns else 0
         return replace(self, plan=replace(self.plan, buffers=tuple(buffers), arena_bytes=end))
 
 
@@ -142,7 +142,7 @@ class _Importer:
             # TVM sizes a storage by its largest entry.
             sizes[entry.storage_id] = max(nbytes, sizes.get(entry.storage_id, 0))
         own = [storage for storage in sizes if storage not in self._kept]
-        ends = list(accumulate((_aligned(sizes[storage]) for storage in own), initial=0))
+        ends = list(accumulate((_align(sizes[storage]) for storage in own), initial=0))
         return dict(zip(own, ends, strict=False)), ends[-1]
 
     def _add(self, number: int, node: GraphNode, offsets: Mapping[int, int]) -> None:
@@ -238,7 +238,7 @@ def _device_of(node: GraphNode, usual: int) -> int:
     return int(text)
 
 
-def _aligned(nbytes: int) -> int:
+def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

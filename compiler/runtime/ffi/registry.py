@@ -42,7 +42,7 @@ def register_func(func_name: F | str, f: F | None = None, override: bool = False
     function's own. Returns the function.
     Raises: RegistryError when the name is taken, unless `override`.
     """
-    return registration(_registered, func_name, f, override)
+    return registration(_register, func_name, f, override)
 
 
 def register_when_loaded(name: str, function: F) -> F:
@@ -64,7 +64,7 @@ def registration(
     return lambda decorated: register(func_name, decorated, override)
 
 
-def _registered(name: str, function: F, override: bool) -> F:
+def _register(name: str, function: F, override: bool) -> F:
     if not isinstance(name, str) or not callable(function):
         raise RegistryError(f"register_func takes a name and a function, not {name!r} and {function!r}")
     ffi = _ffi()
@@ -88,7 +88,7 @@ def get_global_func(name: str, allow_missing: bool = False) -> "PackedFunc | Non
 
     Raises: RegistryError for an unknown name.
     """
-    function: PackedFunc | None = _ffi().get_function(_checked(name), allow_missing=True)
+    function: PackedFunc | None = _ffi().get_function(_check_name(name), allow_missing=True)
     if function is None and not allow_missing:
         raise RegistryError(f"no function {name} is registered in this process; register it with register_func")
     return function
@@ -132,13 +132,13 @@ def remove_global_func(name: str) -> None:
     Raises: RegistryError for an unknown name.
     """
     with _LOCK:
-        if _ffi().get_function(_checked(name), allow_missing=True) is None:
+        if _ffi().get_function(_check_name(name), allow_missing=True) is None:
             raise RegistryError(f"no function {name} is registered in this process, so none can be removed")
         _ffi().remove_function(name)
         _PYTHON.pop(name, None)
 
 
-def _checked(name: object) -> str:
+def _check_name(name: object) -> str:
     if not isinstance(name, str):
         raise RegistryError(f"functions are registered by names, not by {name!r:.80}")
     return name

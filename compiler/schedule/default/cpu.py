@@ -81,7 +81,7 @@ def default_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple[S
     blocks = find_row_blocks(dag)
     if blocks is not None:
         state = inlined_by_default(dag, {blocks.left}, hardware)
-        return _plain(in_row_blocks(state, blocks, hardware, _vectorized))
+        return _plain(in_row_blocks(state, blocks, hardware, _vectorize))
     return _steps(inlined_by_default(dag, hardware=hardware), hardware)
 
 
@@ -98,7 +98,7 @@ def reference_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple
     (product,) = large
     state = state.apply(CacheRead(product.right, "local", (product.stage,)))
     product = replace(product, stage=product.stage + 1, right=product.right + 1)
-    return _steps(_packed(state, product), hardware, {product.stage, product.right})
+    return _steps(_pack(state, product), hardware, {product.stage, product.right})
 
 
 def inlined_by_default(dag: ComputeDAG, kept: Collection[int] = (), hardware: HardwareParams | None = None) -> State:
@@ -125,7 +125,7 @@ def _steps(state: State, hardware: HardwareParams, done: Collection[int] = ()) -
             row_axis, reader = row_axis_of(state, stage_id, hardware), _reader_of(state, stage_id)
             # Of several products that one stage reads, the first is inside its loops.
             if row_axis is None or reader is None or reader - added in finished:
-                state = _annotated(state, stage_id, hardware)
+                state = _annotate(state, stage_id, hardware)
             else:
                 state = _with_reader(state, stage_id, reader, row_axis, hardware)
                 finished.add(reader - added)
@@ -136,7 +136,7 @@ def _plain(state: State) -> tuple[Step, ...]:
     return tuple(step for step in state.steps if isinstance(step, Step))
 
 
-def _vectorized(state: State, stage_id: int) -> State:
+def _vectorize(state: State, stage_id: int) -> State:
     """The last axis in vectors, unless lowering brings the sums along it into vectors."""
     last = len(axes_of(state, stage_id)) - 1
     return state if reduces_rows(state.dag, stage_id) else state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
@@ -164,7 +164,7 @@ def _large(state: State, stage_id: int, hardware: HardwareParams) -> _Large | No
     return _Large(stage_id, right, rows, tile, depth) if bytes_of(state, right) >= _CACHE_BYTES else None
 
 
-def _packed(state: State, product: _Large) -> State:
+def _pack(state: State, product: _Large) -> State:
     """before: for i: for j: for k: c[i, j] += …
     after:  parallel j.0: for k.0: copy b; for i.0: for k.1: unroll i.1: vector j.1: c[i, j] += …
     """
@@ -239,11 +239,11 @@ def _is_light_padding(dag: ComputeDAG, stage_id: int, most_reads: float) -> bool
     return is_whole_vectors and times <= most_reads
 
 
-def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
+def _annotate(state: State, stage_id: int, hardware: HardwareParams) -> State:
     """Outer loops in parallel, the last axis in vectors; a rank-1 stage gets the annotation that suits its size."""
-    transposed = _transposed(state, stage_id)
+    transposed = _transpose(state, stage_id)
     if transposed is not None:
-        state = _blocked(state, stage_id, transposed)
+        state = _block(state, stage_id, transposed)
     row_axis = row_axis_of(state, stage_id, hardware)
     if row_axis is not None:
         state = _in_strips(state, stage_id, row_axis, hardware)
@@ -259,7 +259,7 @@ def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
         first = next(index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.REDUCTION)
         spatial = [index for index in spatial if index < first]
     state, fused = _in_parallel(state, stage_id, spatial, hardware)
-    return state if transposed is None or not fused else _copied(state, stage_id, transposed)
+    return state if transposed is None or not fused else _copy_block(state, stage_id, transposed)
 
 
 def _in_parallel(state: State, stage_id: int, loops: Sequence[int], hardware: HardwareParams) -> tuple[State, int]:
@@ -292,7 +292,7 @@ class _Transposed:
     narrow: int
 
 
-def _transposed(state: State, stage_id: int) -> _Transposed | None:
+def _transpose(state: State, stage_id: int) -> _Transposed | None:
     """The blocks of a stage without reduction whose input is contiguous along another long axis than its last."""
     op = state.stages[stage_id].op
     if not isinstance(op, ComputeOp) or op.reduce_axes:
@@ -336,7 +336,7 @@ def _with_reader(state: State, stage_id: int, reader: int, row_axis: int, hardwa
     state, outer, inner = split_for_tile(state, stage_id, reader, row_axis, hardware)
     state = order_for_tile(state, reader, outer, inner)
     if not outer:
-        return _annotated(state, stage_id, hardware)
+        return _annotate(state, stage_id, hardware)
     state, fused = _in_parallel(state, reader, range(len(outer)), hardware)
     state = state.apply(ComputeAt(stage_id, reader, len(outer) - max(fused, 1)))
     named = {
@@ -355,13 +355,13 @@ def _reader_of(state: State, stage_id: int) -> int | None:
         return None
     reader = single_elementwise_consumer(state, stage_id)
     # A transposing copy of its input, or its own tile, would prevent the product's tile.
-    plain = reader is not None and row_axis_of(state, reader) is None and _transposed(state, reader) is None
+    plain = reader is not None and row_axis_of(state, reader) is None and _transpose(state, reader) is None
     if not plain or reader is None or is_read_by_function(state, stage_id):
         return None
     return None if _leaves_steps(state.dag, stage_id, (reader,)) else reader
 
 
-def _blocked(state: State, stage_id: int, transposed: _Transposed) -> State:
+def _block(state: State, stage_id: int, transposed: _Transposed) -> State:
     """before: for h: for w: for c: y[h, w, c] = x[c, h, w]
     after:  for h: for w.0: for c.0: for w.1: for c.1: …
     """
@@ -375,7 +375,7 @@ def _blocked(state: State, stage_id: int, transposed: _Transposed) -> State:
     return state.apply(Reorder(stage_id, (*outer, *inside)))
 
 
-def _copied(state: State, stage_id: int, transposed: _Transposed) -> State:
+def _copy_block(state: State, stage_id: int, transposed: _Transposed) -> State:
     """A block of the input is copied in its own order, and read in the other order from the copy: the copy's rows are
     adjacent, while those of the input may be so far apart that they evict each other from the cache.
     """

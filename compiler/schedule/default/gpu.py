@@ -81,7 +81,7 @@ class _Rows:
 
 def default_gpu_steps(dag: ComputeDAG) -> tuple[Step, ...]:
     """Steps of the default schedule of `dag` on a GPU."""
-    state = _inlined(State.initial(dag))
+    state = _inline(State.initial(dag))
     number = len(state.stages)
     # Backwards: the reader, which comes later, decides where a reduction is computed.
     while number:
@@ -106,7 +106,7 @@ def default_gpu_steps(dag: ComputeDAG) -> tuple[Step, ...]:
     return tuple(step for step in state.steps if isinstance(step, Step))
 
 
-def _inlined(state: State) -> State:
+def _inline(state: State) -> State:
     """Stages without a reduction, except results, computed where they are read."""
     inlined: set[int] = set()
     for number, stage in enumerate(state.stages):
@@ -152,10 +152,10 @@ def _joint(state: State, number: int, reader: int) -> State:
         state = _bound(state, reader, _THREADS, Annotation.THREAD_X)
     else:
         state = _spread_out(_bound(state, reader, spread.results, spread.along), number, spread)
-    return _attached(state, number, reader)
+    return _attach_to(state, number, reader)
 
 
-def _attached(state: State, number: int, reader: int) -> State:
+def _attach_to(state: State, number: int, reader: int) -> State:
     """A stage inside the loops over blocks and threads of `reader`."""
     bound = [index for index, loop in enumerate(state.stages[reader].iters) if loop.annotation is not Annotation.NONE]
     return state.apply(ComputeAt(number, reader, bound[-1]))
@@ -172,7 +172,7 @@ def _in_rows(state: State, number: int, reader: int, rows: _Rows) -> State:
     state = _threads_along(state, reader, count, _THREADS, Annotation.THREAD_X)
     spatial = _spatial(state, number)
     terms = tuple(loop for loop in range(len(state.stages[number].iters)) if loop not in spatial)
-    return _attached(state.apply(Reorder(number, (*terms, *spatial))), number, reader)
+    return _attach_to(state.apply(Reorder(number, (*terms, *spatial))), number, reader)
 
 
 def _bound(state: State, number: int, threads: int, along: Annotation) -> State:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import inf, prod
 from typing import TypeGuard
 
-from retune.compiler.core.dtype import HALVES, accumulated, item_bytes
+from retune.compiler.core.dtype import HALVES, item_bytes, sum_type
 from retune.compiler.core.packing import most_padded
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr
@@ -143,7 +143,7 @@ def register_tile(
         widest, narrowest = min(columns, vectors * lanes), max((vectors - 1) * lanes, lanes // 2) + 1
         # Fewer vectors are another candidate; a strip of half a vector or less leaves lanes idle.
         for strip in range(widest, narrowest - 1, -1):
-            near = 0 < depth * strip * item_bytes(accumulated(dtype)) <= _RELOAD_BYTES
+            near = 0 < depth * strip * item_bytes(sum_type(dtype)) <= _RELOAD_BYTES
             if columns % strip and (divides or not (near and strip == vectors * lanes)):
                 continue
             vectors_held, _ = _vectors_of(strip, lanes, hardware)
@@ -181,7 +181,7 @@ def _tallest(rows: int, strip: int, hardware: HardwareParams, dtype: str) -> int
 
 def _lanes_for(columns: int, hardware: HardwareParams, dtype: str) -> int:
     """The lanes of the shortest vector that a row of `columns` fills to more than half."""
-    lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))
+    lanes = max(1, hardware.vector_unit_bytes // item_bytes(sum_type(dtype)))
     while columns <= lanes // 2:
         lanes //= 2
     return lanes
@@ -271,7 +271,7 @@ def shared_columns(op: ComputeOp, hardware: HardwareParams) -> int:
     of a group of a grouped convolution, unless these are much less than a vector. Strips must divide the latter: a
     strip over several groups chooses among them by lane.
     """
-    last, lanes = op.axes[-1], hardware.vector_unit_bytes // item_bytes(accumulated(op.dtype))
+    last, lanes = op.axes[-1], hardware.vector_unit_bytes // item_bytes(sum_type(op.dtype))
     groups = [
         int(node.rhs.value)
         for node in walk(op.body)

@@ -18,7 +18,7 @@ from retune.compiler.schedule.state import (
     Stage,
     State,
 )
-from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_function_input, spliced
+from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_function_input, splice
 from retune.compiler.schedule.steps.place import ComputeRoot
 from retune.compiler.te.tensor import ComputeOp
 
@@ -62,7 +62,7 @@ class Annotate(Step):
                 f"{stage.op.name}: the loop {iterator.name} reduces; only a spatial loop can run in parallel"
             )
         changed = replace(iterator, annotation=Annotation(self.annotation))
-        return state.with_stage(self.stage, replace(stage, iters=spliced(stage.iters, self.iter, 1, (changed,))))
+        return state.with_stage(self.stage, replace(stage, iters=splice(stage.iters, self.iter, 1, (changed,))))
 
 
 @dataclass(frozen=True, slots=True)

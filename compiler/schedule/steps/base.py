@@ -71,7 +71,7 @@ def iterator_of(state: State, stage_id: int, iter_id: int) -> Iterator:
     return stage.iters[iter_id]
 
 
-def spliced(iters: Sequence[Iterator], start: int, count: int, new: Iterable[Iterator]) -> tuple[Iterator, ...]:
+def splice(iters: Sequence[Iterator], start: int, count: int, new: Iterable[Iterator]) -> tuple[Iterator, ...]:
     """The loops with `count` of them, from `start` on, replaced by `new`."""
     return (*iters[:start], *new, *iters[start + count :])
 

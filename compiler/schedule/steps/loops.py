@@ -10,7 +10,7 @@ from typing import ClassVar
 from retune.compiler.core.errors import ScheduleError
 from retune.compiler.schedule.relations import known_product, split_extents
 from retune.compiler.schedule.state import Annotation, FuseRelation, Iterator, IterKind, Number, SplitRelation, State
-from retune.compiler.schedule.steps.base import Step, iterator_of, spliced
+from retune.compiler.schedule.steps.base import Step, iterator_of, splice
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Fuse(Step):
         relation = FuseRelation(tuple(part.name for part in parts), name)
         fused = replace(
             stage,
-            iters=spliced(stage.iters, first, len(parts), (Iterator(name, extent, kind),)),
+            iters=splice(stage.iters, first, len(parts), (Iterator(name, extent, kind),)),
             relations=(*stage.relations, relation),
         )
         moved = state.with_stage(self.stage, fused)
@@ -127,7 +127,7 @@ def split_loop(
     relation = SplitRelation(iterator.name, names, tuple(lengths), inner_to_outer)
     extents = split_extents(iterator.extent, relation)
     parts = [Iterator(name, extent, iterator.kind) for name, extent in zip(names, extents, strict=True)]
-    changed = replace(stage, iters=spliced(stage.iters, iter_id, 1, parts), relations=(*stage.relations, relation))
+    changed = replace(stage, iters=splice(stage.iters, iter_id, 1, parts), relations=(*stage.relations, relation))
     # As in TVM, a stage attached to the loop is attached to its innermost part.
     added = len(lengths)
     return state.with_stage(stage_id, changed).move_attachments(
@@ -135,7 +135,7 @@ def split_loop(
     )
 
 
-def _followed(state: State, stage_id: int, step_id: int) -> Split:
+def _follow(state: State, stage_id: int, step_id: int) -> Split:
     """Step number `step_id`, which must be a split."""
     name = state.stage(stage_id).op.name
     if not 0 <= step_id < len(state.steps):
@@ -158,7 +158,7 @@ class FollowSplit(Step):
 
     def apply(self, state: State) -> State:
         """Reads the source split every time, so changing the source changes this split."""
-        source = _followed(state, self.stage, self.source_step)
+        source = _follow(state, self.stage, self.source_step)
         if not 1 <= self.n_split <= len(source.lengths) + 1:
             raise ScheduleError(
                 f"{state.stage(self.stage).op.name}: a split into {len(source.lengths) + 1} parts cannot be followed "
@@ -188,7 +188,7 @@ class FollowFusedSplit(Step):
             raise ScheduleError(f"{name}: a fused split needs at least one split to follow")
         lengths = []
         for step_id in self.source_steps:
-            source = _followed(state, self.stage, step_id)
+            source = _follow(state, self.stage, step_id)
             if not 0 <= self.level < len(source.lengths):
                 raise ScheduleError(
                     f"{name}: step {step_id} has no length number {self.level} to follow; it has {len(source.lengths)}"

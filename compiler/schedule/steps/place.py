@@ -39,10 +39,10 @@ class ComputeAt(Step):
             raise ScheduleError(f"{name}: {state.stages[self.target_stage].op.name} is inlined and has no loops")
         if self.stage in state.dag.output_ids:
             raise ScheduleError(f"{name}: an output cannot be computed inside another stage")
-        return _relocated(state, self.stage, Attached(self.target_stage, self.target_iter))
+        return _relocate(state, self.stage, Attached(self.target_stage, self.target_iter))
 
 
-def _relocated(state: State, stage_id: int, location: Location) -> State:
+def _relocate(state: State, stage_id: int, location: Location) -> State:
     stage = state.stage(stage_id)
     if not stage.is_compute:
         raise ScheduleError(f"{stage.op.name}: an input has no loops to place; cache it first (cache_read)")
@@ -58,7 +58,7 @@ class ComputeRoot(Step):
 
     def apply(self, state: State) -> State:
         """Undoes `ComputeAt`."""
-        return _relocated(state, self.stage, Root())
+        return _relocate(state, self.stage, Root())
 
 
 @dataclass(frozen=True, slots=True)

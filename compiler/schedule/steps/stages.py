@@ -43,7 +43,7 @@ class CacheWrite(Step):
         """The computation takes the stage's number, the copy the next; both start from naive loops."""
         stage = state.stage(self.stage)
         # Both new stages start from naive loops, so earlier steps of the stage would be lost.
-        if not untouched(stage):
+        if not is_untouched(stage):
             raise ScheduleError(f"{stage.op.name}: add the write cache before transforming the stage")
         refuse_annotated(stage, "add a write cache")
         try:
@@ -163,7 +163,7 @@ def _factoring(stage: Stage, op: ComputeOp, factored: str, position: int) -> _Fa
     first = Family(
         {names[name]: sizes[name] for name in loops},
         tuple(axis for axis in op.reduce_axes if axis.name not in loops),
-        tuple(_renamed(relation, names) for relation in stage.relations),
+        tuple(_rename(relation, names) for relation in stage.relations),
         {names.get(name, name): size for name, size in sizes.items()},
     )
     return _Factored(edit, first, Family({f"{names[factored]}_v": sizes[factored]}))
@@ -189,14 +189,14 @@ def _loop_axes(stage: Stage, op: ComputeOp, factored: str, sizes: Mapping[str, N
     return loops
 
 
-def _renamed(relation: Relation, names: Mapping[str, str]) -> Relation:
+def _rename(relation: Relation, names: Mapping[str, str]) -> Relation:
     parts = tuple(names.get(part, part) for part in relation.parts)
     if isinstance(relation, SplitRelation):
         return replace(relation, parts=parts)
     return replace(relation, parts=parts, fused=names.get(relation.fused, relation.fused))
 
 
-def untouched(stage: Stage) -> bool:
+def is_untouched(stage: Stage) -> bool:
     """Whether a stage has its naive loops and its own nest."""
     names = [iterator.name for iterator in stage.iters]
     return isinstance(stage.location, Root) and names == [it.name for it in initial_stage(stage.op).iters]
@@ -213,11 +213,11 @@ def with_new_stages(state: State, dag: ComputeDAG, new: int, fresh: Mapping[int,
             stage = replace(state.stages[before], op=dag.ops[number])
         else:
             raise AssertionError("the new stages must be among the fresh ones")
-        stages.append(_shifted(stage, new, count))
+        stages.append(_shift(stage, new, count))
     return replace(state, dag=dag, stages=tuple(stages))
 
 
-def _shifted(stage: Stage, from_id: int, count: int) -> Stage:
+def _shift(stage: Stage, from_id: int, count: int) -> Stage:
     location = stage.location
     if isinstance(location, Attached) and location.stage >= from_id:
         return replace(stage, location=Attached(location.stage + count, location.iter))

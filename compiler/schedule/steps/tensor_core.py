@@ -10,7 +10,7 @@ from retune.compiler.core.errors import DefinitionError, ScheduleError
 from retune.compiler.schedule.contraction import as_matmul
 from retune.compiler.schedule.state import IterKind, Number, Root, State, initial_stage
 from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_annotated, refuse_attached
-from retune.compiler.schedule.steps.stages import untouched, with_new_stages
+from retune.compiler.schedule.steps.stages import is_untouched, with_new_stages
 
 MOST_IN_FLIGHT = 8
 """Most iterations of a loop whose copies may be in flight."""
@@ -30,7 +30,7 @@ class AsMatmul(Step):
         instruction: f16, bf16, or tf32, to which float32 is rounded.
         """
         stage = state.stage(self.stage)
-        if not untouched(stage):
+        if not is_untouched(stage):
             raise ScheduleError(f"{stage.op.name}: write it as a product of matrices before transforming the stage")
         refuse_annotated(stage, "write it as a product of matrices")
         refuse_attached(state, self.stage, "write it as a product of matrices")

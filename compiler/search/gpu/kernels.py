@@ -95,7 +95,7 @@ class DeviceKernel:
                     shared = shared + size * point_bytes(nest) * copies
                 else:
                     local = local + size * held_bytes(nest) * virtual
-            together, own = self._joined(nest)
+            together, own = self._reduction_bytes(nest)
             shared, local = shared + together, local + own * virtual
         return shared, local
 
@@ -132,7 +132,7 @@ class DeviceKernel:
         # As `bind_threads` launches: the statement with the longest loop decides.
         return np.asarray(np.max([iterations(own_loops(nest), (kind,), self.count) for nest in self.nests], axis=0))
 
-    def _joined(self, nest: StageNest) -> tuple[Counts, Counts]:
+    def _reduction_bytes(self, nest: StageNest) -> tuple[Counts, Counts]:
         """Bytes of shared and of local memory that a cross-thread reduction needs."""
         nothing = np.zeros(self.count, dtype=np.int64)
         reducing = [loop for loop in own_loops(nest) if _is_reduction(loop) and loop.annotation in THREAD_LOOPS]

@@ -100,7 +100,7 @@ class TensorCoreTiling:
         contraction = contraction_of(state.dag, stage)
         assert contraction is not None, "judge() has looked"
         split = (in_parts(state, stage, parts) for parts in _parts(context, state, stage, contraction))
-        return tuple((_tiled(context, variant, stage), stage - 1) for variant in (state, *split))
+        return tuple((_tile(context, variant, stage), stage - 1) for variant in (state, *split))
 
 
 def _parts(context: SketchContext, state: State, stage: int, contraction: Contraction) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ def in_parts(state: State, stage: int, parts: int) -> State:
     return state.apply(ComputeAt(stage + 1, consumer, len(state.stages[consumer].iters) - 1))
 
 
-def _tiled(context: SketchContext, state: State, stage: int) -> State:
+def _tile(context: SketchContext, state: State, stage: int) -> State:
     """The product on tensor cores."""
     kind = kind_of(context, state, stage)
     contraction = contraction_of(state.dag, stage)
@@ -159,7 +159,7 @@ def _tiled(context: SketchContext, state: State, stage: int) -> State:
     state, warps = _tiled_result(state, root, groups, beyond_cache)
     state = _tiled_product(state, stage + 2, root, INSTRUCTIONS[kind].depth)
     for operand in (stage, stage + 1):
-        state = _fetched(state, operand, stage + 2, warps)
+        state = _fetch(state, operand, stage + 2, warps)
     return state
 
 
@@ -234,7 +234,7 @@ def _tiled_product(state: State, product: int, root: int, depth: int) -> State:
     return state.apply(ComputeAt(product, root, 1)).apply(Pipeline(product, 1, 2))
 
 
-def _fetched(state: State, operand: int, product: int, warps: tuple[int, int]) -> State:
+def _fetch(state: State, operand: int, product: int, warps: tuple[int, int]) -> State:
     """Copy a factor's tile with all threads of the block in every iteration over the sum."""
     op = state.stages[operand].op
     assert isinstance(op, ComputeOp)

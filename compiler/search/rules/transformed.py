@@ -56,7 +56,7 @@ class TransformedConvolution:
         # Only float32 convolutions are transformed.
         lanes = max(1, context.hardware.vector_unit_bytes // 4)
         for order in ("co.0 {z}h.0.0 w.0.0", "{z}h.0.0 w.0.0 co.0"):
-            blocked = _Sketch(_inlined(state), stage).blocks(order, lanes)
+            blocked = _Sketch(_inline(state), stage).blocks(order, lanes)
             yield blocked.input_transform(lanes).state, -1
             if order.endswith("co.0"):
                 inside = blocked.input_transform(lanes)
@@ -74,7 +74,7 @@ def _result(state: State) -> int | None:
     return numbers[0] if len(numbers) == 1 else None
 
 
-def _inlined(state: State) -> State:
+def _inline(state: State) -> State:
     """Inline the stages from the convolution's result on, except the last, into the last."""
     first = _result(state)
     for stage in range(len(state.stages) - 2, -1 if first is None else first - 1, -1):

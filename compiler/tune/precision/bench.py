@@ -1,4 +1,7 @@
-"""Compiles forms of one network, runs them on samples, and times their kernels in place."""
+"""Compiles one network in several forms, runs them on samples, and times their kernels within the network.
+
+A form is the network with one assignment of precisions to its layers.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,11 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from retune.compiler.core.target import Target
-from retune.compiler.driver.compile_network import (
-    BuildError,
-    ChosenProgram,
-    reuse_kernels,
-)
+from retune.compiler.driver.compile_network import BuildError, ChosenProgram, reuse_kernels
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.precision.assign import OPERAND_OF, Assign
@@ -32,8 +31,9 @@ _KEPT_BYTES = 2 << 30
 
 @dataclass(slots=True)
 class Bench:
-    """Where forms of the prepared `graph` are compiled for `threads` threads of this machine. `best` are the best known
-    programs by workload key; kernels of equal workload are built once.
+    """Compiles forms of `graph`, a network before the passes, for `threads` threads of this machine.
+
+    `best` are the best known programs by workload key. `kernels` are those built so far, by workload key and steps.
     """
 
     graph: Graph

@@ -126,7 +126,7 @@ class _Auto:
         if not best:
             limit = f"{100 * self.allowed:.3g}%"
             return self._float32(f"no layer can leave float32 within the tolerance of {limit} ({self.made.metric})")
-        return self._confirmed(best)
+        return self._confirm(best)
 
     @property
     def _limit(self) -> float:
@@ -174,7 +174,7 @@ class _Auto:
             # Bisection between limits that hold and that do not, in the logarithm; a factor of 2 until both are known.
             is_between = low > 0.0 and high < math.inf
             limit = math.sqrt(low * high) if is_between else limit * (2.0 if error <= allowed else 0.5)
-        return best or self._repaired(last)
+        return best or self._repair(last)
 
     def _wholes(self) -> list[dict[Unit, str]]:
         """All layers that are faster in one form, for each form whose measured error is within the tolerance: less is
@@ -193,7 +193,7 @@ class _Auto:
             seconds = seconds_in_turn(executors)
         return different[seconds.index(min(seconds))]
 
-    def _repaired(self, chosen: dict[Unit, str]) -> dict[Unit, str]:
+    def _repair(self, chosen: dict[Unit, str]) -> dict[Unit, str]:
         """The choice without the units of the largest errors, until the tolerance holds: first one becomes float32,
         then two, four, and so on.
         """
@@ -206,7 +206,7 @@ class _Auto:
                 break
         return left
 
-    def _confirmed(self, chosen: dict[Unit, str]) -> PrecisionChoice:
+    def _confirm(self, chosen: dict[Unit, str]) -> PrecisionChoice:
         """The choice, timed beside float32: layers that are slower in it become float32 while the tolerance holds."""
         names = [layer.name for layer in self.costs.layers]
         for _ in range(_ATTEMPTS):

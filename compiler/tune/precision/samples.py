@@ -144,14 +144,14 @@ def _split(where: str, arrays: Mapping[str, object], inputs: Sequence[Value]) ->
             raise OptionError(f"{where}: the network has no input {name!r}; its inputs are {', '.join(known)}")
     if missing := [name for name in known if name not in arrays]:
         raise OptionError(f"{where}: no array for the input {missing[0]!r}")
-    columns = {name: _checked(where, value, arrays[name]) for name, value in known.items()}
+    columns = {name: _check(where, value, arrays[name]) for name, value in known.items()}
     lengths = {len(column) for column in columns.values()}
     if len(lengths) > 1:
         raise OptionError(f"{where}: the inputs have different numbers of samples: {sorted(lengths)}")
     return [{name: column[number] for name, column in columns.items()} for number in range(next(iter(lengths), 0))]
 
 
-def _checked(where: str, value: Value, given: object) -> list[Array]:
+def _check(where: str, value: Value, given: object) -> list[Array]:
     """The array of an input in each sample, in its type."""
     try:
         array = np.asarray(given)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from retune.compiler import model as cost_model
 from retune.compiler.core.errors import DefinitionError, OptionError, ScheduleError, TargetError
 from retune.compiler.core.target import HardwareParams
-from retune.compiler.driver.hardware import completed
+from retune.compiler.driver.hardware import complete
 from retune.compiler.measure.logs.log import LoggedTask, read_log
 from retune.compiler.model import ModelMetrics, TrainingBatch, XGBOptions
 from retune.compiler.model.features import FEATURE_NAMES
@@ -70,7 +70,7 @@ class RandomModel:
         """Nothing is learned."""
 
     def predict(self, search_task: SearchTask, states: Sequence[State]) -> Scores:
-        return self.model.predict(stacked(search_task, states))
+        return self.model.predict(stack_features(search_task, states))
 
 
 class XGBModel:
@@ -113,7 +113,7 @@ class XGBModel:
             if task is not None and features is not None:
                 by_task.setdefault(task.identity, (task, []))[1].append((features, result.seconds))
         for task, measured in by_task.values():
-            block = _padded([features for features, _ in measured])
+            block = _pad([features for features, _ in measured])
             seconds = np.array([seconds for _, seconds in measured], dtype=np.float64)
             # A batch per task: speeds are relative to the fastest program of a task, so mixed batches would mix scales.
             self.learn(TrainingBatch(task.workload_key, block, seconds))
@@ -124,13 +124,13 @@ class XGBModel:
             self.save(self.model_file)
 
     def predict(self, task: SearchTask, states: Sequence[State]) -> Scores:
-        return self.model.predict(stacked(task, states))
+        return self.model.predict(stack_features(task, states))
 
     def predict_stages(self, task: SearchTask, states: Sequence[State]) -> Scores:
         """Scores of programs and of their statements in one flat array: of all programs, then for every program its
         number of statements and their scores. Before any training programs have no statements.
         """
-        features = stacked(task, states)
+        features = stack_features(task, states)
         parts = self.model.predict_statements(features)
         flat = [*self.model.predict(features)]
         for index in range(len(features)):
@@ -220,11 +220,11 @@ def learns_by_itself(model: CostModel) -> bool:
     return type(model) in (RandomModel, XGBModel)
 
 
-def stacked(task: SearchTask, states: Sequence[State]) -> Features:
+def stack_features(task: SearchTask, states: Sequence[State]) -> Features:
     """Features (N, S, F) of programs; all 0 for a program without features, such as one with an unknown tile size."""
     blocks = [_features(task, MeasureInput(task, state)) for state in states]
     empty = np.zeros((1, len(FEATURE_NAMES)), dtype=np.float32)
-    return _padded([empty if features is None else features for features in blocks])
+    return _pad([empty if features is None else features for features in blocks])
 
 
 def _features(task: SearchTask, inp: MeasureInput) -> Features | None:
@@ -234,7 +234,7 @@ def _features(task: SearchTask, inp: MeasureInput) -> Features | None:
         return None
 
 
-def _padded(blocks: Sequence[Features]) -> Features:
+def _pad(blocks: Sequence[Features]) -> Features:
     """Pad programs to as many rows as the longest has statements."""
     most = max((len(block) for block in blocks), default=1)
     padded = [np.pad(block, ((0, most - len(block)), (0, 0))) for block in blocks]
@@ -248,7 +248,7 @@ def _known_task(recorded: LoggedTask) -> SearchTask | None:
         return None
     try:
         graph, target = ComputeDAG(workload_key_to_tensors(key)), recorded.target
-        hardware = completed(recorded.hardware_params or _UNKNOWN_HARDWARE, target)
+        hardware = complete(recorded.hardware_params or _UNKNOWN_HARDWARE, target)
     except (DefinitionError, TargetError, TypeError):
         return None
     return SearchTask(key, graph, target, hardware, key, recorded.layout_rewrite_option)

@@ -12,8 +12,8 @@ from retune.compiler.core.config import usable_cpus
 from retune.compiler.core.errors import OptionError
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.dispatch import is_enabled
-from retune.compiler.driver.hardware import completed, hardware_of
-from retune.compiler.driver.network_build import graph_of, optimized
+from retune.compiler.driver.hardware import complete, hardware_of
+from retune.compiler.driver.network_build import graph_of, optimize_for_context
 from retune.compiler.driver.pass_context import PassContext
 from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.partition.winograd import winograd_for
@@ -47,10 +47,10 @@ def extract_tasks(
     """
     machine = target if isinstance(target, Target) else Target(target)
     own_hardware = hardware_of(machine, machine.num_cores or len(usable_cpus()))
-    hardware = own_hardware if hardware_params is None else completed(hardware_params, machine)
+    hardware = own_hardware if hardware_params is None else complete(hardware_params, machine)
     rewrites = winograd_for(machine) if winograd else ()
     with PassContext(opt_level):
-        graph = optimized(graph_of(mod, shapes, params))
+        graph = optimize_for_context(graph_of(mod, shapes, params))
     cut = partition(graph, machine, hardware, rewrites)
     direct, weights = (cut.tasks, cut.weights) if include_simple_tasks else cut.of_reductions().worth_tuning()
     groups = [(task, *(other.task for other in cut.alternatives_of(task))) for task in direct]

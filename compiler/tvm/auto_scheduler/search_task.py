@@ -15,7 +15,7 @@ from retune.compiler.core.config import usable_cpus
 from retune.compiler.core.errors import NoRecordError, OptionError
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.dispatch import ApplyHistoryBest
-from retune.compiler.driver.hardware import completed, hardware_of
+from retune.compiler.driver.hardware import complete, hardware_of
 from retune.compiler.measure.task_inputs import register_task_inputs
 from retune.compiler.model import XGBOptions
 from retune.compiler.runtime.artifact import Array
@@ -74,7 +74,7 @@ class SearchTask(task.SearchTask):
         machine = target if isinstance(target, Target) else Target(target)
         graph = compute_dag if compute_dag is not None else ComputeDAG(workload_key or "")
         defaults = hardware_of(machine, machine.num_cores or len(usable_cpus()))
-        hardware = defaults if hardware_params is None else completed(hardware_params, machine)
+        hardware = defaults if hardware_params is None else complete(hardware_params, machine)
         option = LayoutRewriteOption.get_target_default(machine) if layout_rewrite_option is None else None
         super().__init__(
             desc or workload_key or "task",

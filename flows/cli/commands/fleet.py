@@ -14,7 +14,7 @@ from retune.flows.cli import launch
 from retune.flows.cli.commands.arguments import Store, state_folder_of
 from retune.flows.cli.commands.output import Json, Mode, Quiet
 from retune.flows.cli.state_folder import check_state_folder
-from retune.storage.store_url import redacted
+from retune.storage.store_url import redact
 
 DEVICE = "cpu"
 
@@ -43,7 +43,7 @@ def worker(
     home = state_folder_of(store)
     job = {
         "fleet": fleet or settings.fleet or "prefect",
-        "storage": redacted(storage or settings.fleet_storage or str(home / "fleet")),
+        "storage": redact(storage or settings.fleet_storage or str(home / "fleet")),
         "build": build or not device,
         "device": device,
         "parallel": processes,

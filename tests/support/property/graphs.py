@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.core.dtype import accumulated
+from retune.compiler.core.dtype import sum_type
 from retune.compiler.ir.expr import Expr, is_float
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.tensor import ComputeOp, Tensor
@@ -367,7 +367,7 @@ def _summed(x: Value, terms: int, bound: float, error: float) -> tuple[float, fl
     """Bound and error of a sum of `terms` values, in any order; two bytes are rounded in the end alone."""
     if not x.floating:
         return 1.0, 0.0
-    return terms * bound, terms * (error + EPSILON[accumulated(x.dtype)] * terms * bound + EPSILON[x.dtype] * bound)
+    return terms * bound, terms * (error + EPSILON[sum_type(x.dtype)] * terms * bound + EPSILON[x.dtype] * bound)
 
 
 def _reduce(graph: _Growing, x: Value) -> Value | None:
@@ -431,7 +431,7 @@ def _multiply(graph: _Growing, x: Value) -> Value | None:
     bound, error = 1.0, 0.0
     if x.floating:
         bound = depth * x.bound
-        error = depth * (x.error + 2 * EPSILON[wide] * x.bound + EPSILON[accumulated(wide)] * bound)
+        error = depth * (x.error + 2 * EPSILON[wide] * x.bound + EPSILON[sum_type(wide)] * bound)
     free = weight if graph.chance(0.6) else None
     return graph.compute((*x.shape[:-1], columns), body, bound, error, free)
 

@@ -14,7 +14,7 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.kernel import DeviceFunction
-from retune.compiler.ir.numeric import converted
+from retune.compiler.ir.numeric import convert
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
@@ -133,7 +133,7 @@ def test_narrow_types_are_converted_as_on_a_cpu(dtype: str) -> None:
     np.testing.assert_array_equal(wide, codes.astype("float32"))
     values = np.random.default_rng(0).normal(0, 8, 256).astype("float32")
     narrow = applied(lambda x: te.cast(dtype, x), "float32", [values])
-    np.testing.assert_array_equal(narrow.astype("float32"), converted(values, dtype).astype("float32"))
+    np.testing.assert_array_equal(narrow.astype("float32"), convert(values, dtype).astype("float32"))
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(7, "float32"), (11, "int8"), (7, "float16"), (6, "float32")])

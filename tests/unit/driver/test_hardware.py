@@ -7,7 +7,7 @@ import pytest
 from retune.compiler.core.errors import TargetError
 from retune.compiler.core.gpu_facts import facts_of
 from retune.compiler.core.target import HardwareParams, Target
-from retune.compiler.driver.hardware import completed, hardware_of, hardware_of_gpu, target_on
+from retune.compiler.driver.hardware import complete, hardware_of, hardware_of_gpu, target_on
 from tests.support.fake_cuda import DEVICE
 
 
@@ -77,11 +77,11 @@ def test_incompatible_gpu_is_refused_before_building() -> None:
 
 def test_what_no_cpu_can_be_without_is_filled_in() -> None:
     host, some = Target.host(), HardwareParams(3, 32, 128, vector_registers=8)
-    assert completed(some, host) == some
-    filled = completed(HardwareParams(0, 0, -1), host)
+    assert complete(some, host) == some
+    filled = complete(HardwareParams(0, 0, -1), host)
     assert filled == hardware_of(host, filled.num_cores)
     assert filled.num_cores >= 1
-    assert completed(replace(some, cache_line_bytes=0), host) == replace(some, cache_line_bytes=64)
+    assert complete(replace(some, cache_line_bytes=0), host) == replace(some, cache_line_bytes=64)
 
 
 def test_a_gpu_that_is_there_says_what_it_has() -> None:

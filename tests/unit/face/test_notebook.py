@@ -51,7 +51,7 @@ def test_a_tuning_run_writes_its_lines_into_the_cell(
         lines = "" if "--quiet" in command else "round 1: dense\n"
         yield SimpleNamespace(stdout=io.StringIO(lines), stderr=io.StringIO(), wait=lambda: 0)
 
-    monkeypatch.setattr(tuning, "_started", started)
+    monkeypatch.setattr(tuning, "_start", started)
     tuning.run_tuning("mlp", ["--trials", "4"], progress=progress)
     assert ("--quiet" in commands[0]) == (not progress)
     assert capsys.readouterr().out == ("round 1: dense\n" if progress else "")

@@ -85,4 +85,4 @@ def test_a_copy_reads_like_one() -> None:
     lane = Var("lane")
     guarded = AsyncCopy(S, (lane,), X, (const(1), lane), 4, lane < 9)
     assert str(guarded) == "copy s[lane] = x[1, lane] by 4 where (lane < 9)"
-    assert str(guarded.mapped(lambda expr: substitute(expr, {lane: const(2)}))) == "copy s[2] = x[1, 2] by 4"
+    assert str(guarded.map_exprs(lambda expr: substitute(expr, {lane: const(2)}))) == "copy s[2] = x[1, 2] by 4"

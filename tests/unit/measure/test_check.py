@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.core.dtype import accumulated
+from retune.compiler.core.dtype import sum_type
 from retune.compiler.measure.check import Expected, poison, random_input, roundings_of
 from retune.compiler.runtime.artifact import ArgSpec, Array
 from retune.compiler.schedule.dag import ComputeDAG
@@ -23,7 +23,7 @@ def _products(kind: str, length: int, seed: int = 0) -> tuple[Array, Array]:
     rng = np.random.default_rng(seed)
     dtype = "float32" if kind == "tf32" else kind
     left, right = (rng.uniform(-1, 1, shape).astype(dtype) for shape in ((ROWS, length), (length, COLUMNS)))
-    left, right = left.astype(accumulated(dtype)), right.astype(accumulated(dtype))
+    left, right = left.astype(sum_type(dtype)), right.astype(sum_type(dtype))
     one = (left @ right).astype(dtype)
     if kind == "tf32":
         left, right = _round_to_tf32(left), _round_to_tf32(right)

@@ -9,7 +9,7 @@ from retune.compiler import te
 from retune.compiler.ir.expr import Expr
 from retune.compiler.runtime.ffi.registry import register_func, remove_global_func
 from retune.compiler.schedule.dag import HASH_FUNCTION, ComputeDAG
-from retune.compiler.schedule.dag_text import shortened
+from retune.compiler.schedule.dag_text import shorten
 from retune.compiler.te.tensor import Tensor
 
 
@@ -73,8 +73,8 @@ def test_long_lines_keep_their_ends() -> None:
     long, short = dag.text().splitlines()[1], str(dag).splitlines()[1]
     assert len(long) > 256 > 128 + 20
     assert short == f"{long[:128]} ..(omitted).. {long[-128:]}"
-    assert shortened("a" * 256) == "a" * 256
-    assert shortened("a" * 257) != "a" * 257
+    assert shorten("a" * 256) == "a" * 256
+    assert shorten("a" * 257) != "a" * 257
 
 
 def graph(dtype: str = "float32", extent: int = 4, free: bool = False) -> ComputeDAG:

@@ -6,7 +6,7 @@ from retune.compiler.core.target import HardwareParams
 from retune.compiler.model.features import extract
 from retune.compiler.search.genome import Scores
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.prior import blended, prior_scores, rank_correlation
+from retune.compiler.search.prior import blend, prior_scores, rank_correlation
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import build_spaces
 from tests.support.workloads import matmul, task_of
@@ -68,9 +68,9 @@ def test_a_pair_counts_by_how_far_apart_its_times_are() -> None:
 
 def test_blending_moves_from_the_prior_to_the_model() -> None:
     scores, prior = np.array([0.9, 0.1, -0.5, -np.inf]), np.array([0.2, 0.8, 0.5, 0.9])
-    assert np.array_equal(blended(scores, prior, 0.0), scores)
-    assert np.allclose(blended(scores, prior, 1.0)[:3], prior[:3])
-    middle = blended(scores, prior, 0.5)
+    assert np.array_equal(blend(scores, prior, 0.0), scores)
+    assert np.allclose(blend(scores, prior, 1.0)[:3], prior[:3])
+    middle = blend(scores, prior, 0.5)
     assert middle.argmax() == 0
     assert middle[2] < middle[:2].min()
     assert np.isneginf(middle[3])

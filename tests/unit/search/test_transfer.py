@@ -11,7 +11,7 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import mutation
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.search.transfer import distance, fit, k_nearest, refitted
+from retune.compiler.search.transfer import distance, fit, k_nearest, refit
 from tests.support.workloads import conv_residual_nhwc, matmul, task_of
 
 OPTIONS = SearchOptions(population=96, generations=2, max_location_variants=3)
@@ -67,7 +67,7 @@ def test_programs_of_another_size_become_programs_of_this_one() -> None:
     policy = SketchPolicy(SMALL, RandomModel(0), OPTIONS)
     given = SketchPolicy(LARGE, RandomModel(0), OPTIONS).ask(16, 0)
     for one in given:
-        rows = [(space, refitted(space, load_steps(one.steps))) for space in policy.spaces]
+        rows = [(space, refit(space, load_steps(one.steps))) for space in policy.spaces]
         space, row = next((space, row) for space, row in rows if row is not None)
         for mine, theirs in zip(space.steps(row), load_steps(one.steps), strict=False):
             assert type(mine) is type(theirs)
@@ -80,7 +80,7 @@ def test_programs_of_another_size_become_programs_of_this_one() -> None:
 def test_a_program_of_its_own_size_stays_as_it_is() -> None:
     policy = SketchPolicy(SMALL, RandomModel(0), OPTIONS)
     for one in policy.ask(8, 0):
-        rows = [(space, refitted(space, load_steps(one.steps))) for space in policy.spaces]
+        rows = [(space, refit(space, load_steps(one.steps))) for space in policy.spaces]
         space, row = next((space, row) for space, row in rows if row is not None)
         assert space.steps(row) == load_steps(one.steps)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from retune.compiler.frontend.ops.elementwise import Converter, in_float32
 from retune.compiler.frontend.ops.indexing import cut
-from retune.compiler.frontend.ops.standard import STANDARD, Composition, composed
+from retune.compiler.frontend.ops.standard import STANDARD, Composition, compose
 from retune.compiler.ir.dims import whole
 
 _LARGEST = 16
@@ -91,15 +91,15 @@ def _distances(write: Composition) -> str:
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "CDist": composed(_distances),
-    "ConvTransposeWithDynamicPads": composed(_conv_transpose),
-    "ExpandDims": composed(_expand_dims),
+    "CDist": compose(_distances),
+    "ConvTransposeWithDynamicPads": compose(_conv_transpose),
+    "ExpandDims": compose(_expand_dims),
     "GatherND": STANDARD["GatherND"],
     "GridSample": STANDARD["GridSample"],
-    "Inverse": in_float32(composed(_inverse)),
-    "Irfft": in_float32(composed(_irfft)),
+    "Inverse": in_float32(compose(_inverse)),
+    "Irfft": in_float32(compose(_irfft)),
     "Pad": STANDARD["Pad"],
-    "Range": composed(_range),
-    "Rfft": in_float32(composed(_rfft)),
+    "Range": compose(_range),
+    "Rfft": in_float32(compose(_rfft)),
     "Trilu": STANDARD["Trilu"],
 }

@@ -10,17 +10,17 @@ from math import sqrt
 from retune.compiler.frontend.ops.attention import (
     AttentionForm,
     Heads,
+    add_window,
+    append_cache,
     as_bias,
     distances,
     join_heads,
-    joined,
     split_heads,
-    windowed,
 )
 from retune.compiler.frontend.ops.contributed.quantized import scaled
 from retune.compiler.frontend.ops.elementwise import Converter, cast_to
-from retune.compiler.frontend.ops.indexing import cut, taken
-from retune.compiler.frontend.ops.standard import Composition, composed
+from retune.compiler.frontend.ops.indexing import cut, take
+from retune.compiler.frontend.ops.standard import Composition, compose
 
 _FILTER = -10000.0
 LOWEST = -(2.0**128 - 2.0**104)
@@ -71,12 +71,12 @@ def _biases(write: Composition, mask: str, bias: str, query: str, keys: Sequence
     if write.node.integer("unidirectional", 0):
         if columns != past + rows:
             raise write.node.unsupported(f"unidirectional attention of {rows} queries to {columns} keys")
-        (allowed,) = windowed(write.builder, distances(write.builder, rows, columns, past), None, 0)
+        (allowed,) = add_window(write.builder, distances(write.builder, rows, columns, past), None, 0)
         biases.append(as_bias(write.builder, allowed, "float32", LOWEST))
     return (*biases, *([bias] if bias else []))
 
 
-def _projected(write: Composition, product: str, sizes: Sequence[int]) -> list[str]:
+def _project(write: Composition, product: str, sizes: Sequence[int]) -> list[str]:
     """The heads of query, key and value, which lie side by side in the last axis of a product."""
     heads, start, parts = write.node.integer("num_heads", 0), 0, []
     if heads < 1 or any(size % heads for size in sizes) or sum(sizes) != write.shape(product)[2]:
@@ -87,14 +87,14 @@ def _projected(write: Composition, product: str, sizes: Sequence[int]) -> list[s
     return parts
 
 
-def _attended(write: Composition, product: str, sizes: Sequence[int], operands: Sequence[str]) -> list[str]:
+def _attend(write: Composition, product: str, sizes: Sequence[int], operands: Sequence[str]) -> list[str]:
     """Attention of projected tokens, and the cache; `operands` are mask, past and bias."""
     builder, (mask, past, bias) = write.builder, operands
-    query, key, value = _projected(write, product, sizes)
+    query, key, value = _project(write, product, sizes)
     cached = ["", ""]
     if past:
-        cached = [write("reshape", taken(builder, past, 0, [i]), shape=write.shape(past)[1:]) for i in (0, 1)]
-    key, value = joined(builder, cached[0], key), joined(builder, cached[1], value)
+        cached = [write("reshape", take(builder, past, 0, [i]), shape=write.shape(past)[1:]) for i in (0, 1)]
+    key, value = append_cache(builder, cached[0], key), append_cache(builder, cached[1], value)
     biases = _biases(write, mask, bias, query, (cached[0], key))
     form = AttentionForm(scale_of(write, query), biases=biases)
     output = join_heads(builder, form.apply(builder, write.node, Heads(query, key, value)).output)
@@ -115,7 +115,7 @@ def _attention(write: Composition) -> list[str]:
     product = write("MatMul", *write.node.inputs[:2])
     product = write("Add", product, write.operand(2)) if write.operand(2) else product
     sizes = write.node.ints("qkv_hidden_sizes") or (write.shape(product)[2] // 3,) * 3
-    return _attended(write, product, sizes, [write.operand(index) for index in (3, 4, 5)])
+    return _attend(write, product, sizes, [write.operand(index) for index in (3, 4, 5)])
 
 
 def _quantized_attention(write: Composition) -> list[str]:
@@ -123,7 +123,7 @@ def _quantized_attention(write: Composition) -> list[str]:
     whole = write("MatMulInteger", *write.node.inputs[:2], write.operand(6), write.operand(7))
     product = scaled(write, whole, (write.operand(3), write.operand(4)), write.operand(2))
     sizes = (write.shape(product)[2] // 3,) * 3
-    return _attended(write, product, sizes, [write.operand(5), write.operand(8), ""])
+    return _attend(write, product, sizes, [write.operand(5), write.operand(8), ""])
 
 
 def _heads(write: Composition) -> list[str]:
@@ -135,7 +135,7 @@ def _heads(write: Composition) -> list[str]:
     for name in packed:
         batch, tokens, heads, parts, size = write.shape(name)
         flat = [
-            write("reshape", taken(builder, name, 3, [i]), shape=(batch, tokens, heads * size)) for i in range(parts)
+            write("reshape", take(builder, name, 3, [i]), shape=(batch, tokens, heads * size)) for i in range(parts)
         ]
         names[3 - parts :] = flat
     if not all(names):
@@ -157,7 +157,7 @@ def _multi_head_attention(write: Composition) -> list[str]:
     for index, what in ((8, "past_sequence_length"), (9, "cache_indirection")):
         write.refuse(index, what)
     query, key, value = _heads(write)
-    key, value = joined(builder, write.operand(6), key), joined(builder, write.operand(7), value)
+    key, value = append_cache(builder, write.operand(6), key), append_cache(builder, write.operand(7), value)
     biases = _biases(write, write.operand(4), write.operand(5), query, (write.operand(6), key))
     form = AttentionForm(scale_of(write, query), biases=biases)
     result = form.apply(builder, write.node, Heads(query, key, value))
@@ -165,7 +165,7 @@ def _multi_head_attention(write: Composition) -> list[str]:
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "Attention": composed(_attention),
-    "MultiHeadAttention": composed(_multi_head_attention),
-    "QAttention": composed(_quantized_attention),
+    "Attention": compose(_attention),
+    "MultiHeadAttention": compose(_multi_head_attention),
+    "QAttention": compose(_quantized_attention),
 }

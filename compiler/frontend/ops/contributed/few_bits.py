@@ -7,11 +7,11 @@ import numpy as np
 from retune.compiler.core.dtype import item_bits
 from retune.compiler.frontend.ops.elementwise import Converter, in_float32
 from retune.compiler.frontend.ops.indexing import cut
-from retune.compiler.frontend.ops.standard import Composition, composed
+from retune.compiler.frontend.ops.standard import Composition, compose
 from retune.compiler.ops.few_bits import BYTE, KINDS
 
 
-def _unpacked(write: Composition, packed: str, bits: int, count: int) -> str:
+def _unpack(write: Composition, packed: str, bits: int, count: int) -> str:
     """The first `count` codes of each row of bytes, the low bits of a byte first."""
     if bits == BYTE:
         return cut(write.builder, packed, len(write.shape(packed)) - 1, 0, count)
@@ -59,7 +59,7 @@ def _zeros(write: Composition, shape: tuple[int, int], bits: int) -> str:
         return write.builder.constant(np.full(shape, 1 << (bits - 1), "float32"), "zero")
     if write.dtype(zero) == "uint8":
         bytes_of_row = -(-shape[1] * bits // BYTE)
-        zero = _unpacked(write, write("reshape", zero, shape=(shape[0], bytes_of_row)), bits, shape[1])
+        zero = _unpack(write, write("reshape", zero, shape=(shape[0], bytes_of_row)), bits, shape[1])
     return write("cast", write("reshape", zero, shape=shape), dtype="float32")
 
 
@@ -69,7 +69,7 @@ def _by_group(write: Composition, codes: str, scale: str, offset: str) -> str:
     bits = write.node.integer("bits", 4)
     groups = write.operand(4)
     flat = write("reshape", codes, shape=(columns, blocks * size))
-    whole = write("cast", _unpacked(write, flat, bits, depth), dtype="float32")
+    whole = write("cast", _unpack(write, flat, bits, depth), dtype="float32")
     indices = cut(write.builder, groups, 0, 0, depth)
     scales, offsets = (write("gather", name, indices, axis=1) for name in (scale, offset))
     return write("transpose", write("add", write("mul", whole, scales), offsets), perm=(1, 0))
@@ -88,8 +88,8 @@ def _gather(write: Composition) -> str:
     zero = write.operand(3)
     codes, zero, scale = (name and write("Gather", name, indices, axis=axis) for name in (data, zero, scale))
     blocked_axis = blocked if blocked < axis else blocked + len(write.shape(indices)) - 1
-    codes = _unpacked(write, codes, bits, extent) if packed else codes
-    zero = _unpacked(write, zero, bits, write.shape(scale)[-1]) if packed and zero else zero
+    codes = _unpack(write, codes, bits, extent) if packed else codes
+    zero = _unpack(write, zero, bits, write.shape(scale)[-1]) if packed and zero else zero
     if packed and not zero:
         zero = write.builder.constant(np.full(write.shape(scale), 1 << (bits - 1), "uint8"), "zero")
     return write("DequantizeLinear", codes, scale, zero, axis=blocked_axis, block_size=block)
@@ -98,6 +98,6 @@ def _gather(write: Composition) -> str:
 _AXES = (("gather_axis", 0), ("quantize_axis", 1))
 
 CONVERTERS: Mapping[str, Converter] = {
-    "GatherBlockQuantized": composed(_gather),
-    "MatMulNBits": in_float32(composed(_matmul)),
+    "GatherBlockQuantized": compose(_gather),
+    "MatMulNBits": in_float32(compose(_matmul)),
 }

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from retune.compiler.frontend.ops.elementwise import Converter, in_float32
-from retune.compiler.frontend.ops.standard import Composition, Definition, composed
+from retune.compiler.frontend.ops.standard import Composition, Definition, compose
 
 _ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("", "HardSwish", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"), ()),
@@ -14,7 +14,7 @@ _ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
 """Names of the activations that products and convolutions fuse, with their parameters in order."""
 
 
-def activated(write: Composition, x: str) -> str:
+def activate(write: Composition, x: str) -> str:
     """`x` through the activation that the node's attributes name."""
     node = write.node
     name = node.text("activation", "")
@@ -49,7 +49,7 @@ def channels_last(write: Composition, x: str) -> str:
 
 def _fused_conv(write: Composition) -> str:
     x = write("Conv", *write.node.inputs[:3], **write.node.attributes)
-    return activated(write, write("Add", x, write.operand(3)) if write.operand(3) else x)
+    return activate(write, write("Add", x, write.operand(3)) if write.operand(3) else x)
 
 
 def _nhwc_conv(write: Composition) -> str:
@@ -61,7 +61,7 @@ def _nhwc_conv(write: Composition) -> str:
     x = write("Conv", x, kernel, *others[:1], **write.node.attributes)
     if write.operand(3):
         x = write("Add", x, channels_first(write, write.operand(3)))
-    return channels_last(write, activated(write, x))
+    return channels_last(write, activate(write, x))
 
 
 def _nhwc_max_pool(write: Composition) -> str:
@@ -70,7 +70,7 @@ def _nhwc_max_pool(write: Composition) -> str:
 
 
 def _fused_gemm(write: Composition) -> str:
-    return activated(write, write("Gemm", *write.node.inputs, **write.node.attributes))
+    return activate(write, write("Gemm", *write.node.inputs, **write.node.attributes))
 
 
 def _fused_matmul(write: Composition) -> str:
@@ -85,7 +85,7 @@ def _fused_matmul(write: Composition) -> str:
             order[-2:] = reversed(order[-2:])
         factors.append(name if order == sorted(order) else write("transpose", name, perm=tuple(order)))
     product, alpha = write("MatMul", *factors), write.node.number("alpha", 1.0)
-    return activated(write, product if alpha == 1.0 else write("mul", product, alpha))
+    return activate(write, product if alpha == 1.0 else write("mul", product, alpha))
 
 
 def _bias_gelu(write: Composition) -> str:
@@ -175,6 +175,5 @@ _WIDENED = ("BiasGelu", "BiasSoftmax", "BiasSplitGelu", "FastGelu", "QuickGelu")
 """Operators that compute halves in float32 and round the result."""
 
 CONVERTERS: Mapping[str, Converter] = {
-    name: in_float32(composed(define)) if name in _WIDENED else composed(define)
-    for name, define in _DEFINITIONS.items()
+    name: in_float32(compose(define)) if name in _WIDENED else compose(define) for name, define in _DEFINITIONS.items()
 }

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from retune.compiler.frontend.ops.attention import (
     AttentionForm,
     Heads,
+    add_window,
+    append_cache,
     as_bias,
     distances,
     join_heads,
-    joined,
     rotate_tokens,
     split_heads,
-    windowed,
 )
 from retune.compiler.frontend.ops.contributed.attention import LOWEST, scale_of
 from retune.compiler.frontend.ops.elementwise import Converter, cast_to
 from retune.compiler.frontend.ops.indexing import cut
-from retune.compiler.frontend.ops.standard import Composition, composed
+from retune.compiler.frontend.ops.standard import Composition, compose
 from retune.compiler.ir.dims import whole
 
 
@@ -89,14 +89,14 @@ def _positions(write: Composition, tokens: _Tokens) -> str:
     return write("broadcast_to", write("add", places, start), shape=(_column(write)[0], tokens.count))
 
 
-def _cached(write: Composition, past: str, new: str, tokens: _Tokens, heads: int) -> tuple[str, str]:
+def _cache(write: Composition, past: str, new: str, tokens: _Tokens, heads: int) -> tuple[str, str]:
     """All keys or values (B, heads, total, H) of past and new tokens (B, S, heads * H), and the new cache."""
     builder = write.builder
     room = max(tokens.total, write.shape(past)[2]) if past else tokens.total
     if isinstance(tokens.start, int):
         old = cut(builder, past, 2, 0, tokens.start) if past and tokens.start else ""
-        every = joined(builder, old, split_heads(builder, new, heads))
-        return every, _padded(write, every, room)
+        every = append_cache(builder, old, split_heads(builder, new, heads))
+        return every, _pad(write, every, room)
     relative = write("sub", builder.arange(room), tokens.start)
     inside = write("minimum", write("maximum", relative, 0), tokens.count - 1)
     is_new = write("bit_and", write("less", -1, relative), write("less", relative, tokens.count))
@@ -106,12 +106,12 @@ def _cached(write: Composition, past: str, new: str, tokens: _Tokens, heads: int
     moved = split_heads(builder, moved, heads)
     is_old = write("less", relative, 0)
     conditions = [write("reshape", name, shape=(batch, 1, room, 1)) for name in (is_new, is_old)]
-    old = write("where", conditions[1], _padded(write, past, room), builder.scalar(0, write.dtype(new)))
+    old = write("where", conditions[1], _pad(write, past, room), builder.scalar(0, write.dtype(new)))
     cache = write("where", conditions[0], moved, old)
     return cut(builder, cache, 2, 0, tokens.total), cache
 
 
-def _padded(write: Composition, x: str, room: int) -> str:
+def _pad(write: Composition, x: str, room: int) -> str:
     missing = room - write.shape(x)[2]
     if missing == 0:
         return x
@@ -127,7 +127,7 @@ def _biases(write: Composition, tokens: _Tokens) -> list[str]:
     window = node.integer("local_window_size", -1)
     if node.integer("causal", 1):
         apart = distances(builder, tokens.count, tokens.total, offset)
-        allowed = windowed(builder, apart, window - 1 if window > 0 else None, 0)
+        allowed = add_window(builder, apart, window - 1 if window > 0 else None, 0)
     else:
         lengths = cast_to(builder, write.operand(5), "int64")
         lengths = write("reshape", lengths, shape=(_column(write)[0], 1, 1, 1))
@@ -153,8 +153,8 @@ def _grouped_attention(write: Composition) -> list[str]:
             rotate_tokens(builder, node, name, angles, count, interleaved=interleaved)
             for name, count in ((query, heads), (key, own_heads))
         )
-    keys, key_cache = _cached(write, write.operand(3), key, tokens, own_heads)
-    values, value_cache = _cached(write, write.operand(4), value, tokens, own_heads)
+    keys, key_cache = _cache(write, write.operand(3), key, tokens, own_heads)
+    values, value_cache = _cache(write, write.operand(4), value, tokens, own_heads)
     query = split_heads(builder, query, heads)
     dtype = write.dtype(query)
     sink = write.operand(11)
@@ -184,6 +184,6 @@ def _rotary_embedding(write: Composition) -> str:
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "GroupQueryAttention": composed(_grouped_attention),
-    "RotaryEmbedding": composed(_rotary_embedding),
+    "GroupQueryAttention": compose(_grouped_attention),
+    "RotaryEmbedding": compose(_rotary_embedding),
 }

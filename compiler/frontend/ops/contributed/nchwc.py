@@ -9,10 +9,10 @@ from platform import machine
 
 import numpy as np
 
-from retune.compiler.frontend.ops.contributed.fused import activated, channels_first, channels_last
+from retune.compiler.frontend.ops.contributed.fused import activate, channels_first, channels_last
 from retune.compiler.frontend.ops.elementwise import Converter
 from retune.compiler.frontend.ops.indexing import cut
-from retune.compiler.frontend.ops.standard import STANDARD, Composition, Definition, composed
+from retune.compiler.frontend.ops.standard import STANDARD, Composition, Definition, compose
 from retune.compiler.graph.ir import Array
 from retune.compiler.runtime.loader import host_features
 
@@ -47,7 +47,7 @@ def _convolution(write: Composition) -> str:
         )
     plain = write.builder.constant(plain_kernel(kernel, block, of_outputs=is_plain), "kernel")
     x = write("Conv", x, plain, write.operand(2), **write.node.attributes)
-    return activated(write, write("Add", x, write.operand(3)) if write.operand(3) else x)
+    return activate(write, write("Add", x, write.operand(3)) if write.operand(3) else x)
 
 
 def _reorder_input(write: Composition) -> str:
@@ -83,6 +83,6 @@ _DEFINITIONS: Mapping[str, Definition] = {
 }
 
 CONVERTERS: Mapping[str, Converter] = {
-    **{name: composed(define) for name, define in _DEFINITIONS.items()},
+    **{name: compose(define) for name, define in _DEFINITIONS.items()},
     **{name: STANDARD[name] for name in ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")},
 }

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from retune.compiler.core.dtype import HALVES
 from retune.compiler.frontend.ops.contributed.fused import channels_first, channels_last
 from retune.compiler.frontend.ops.elementwise import Converter
-from retune.compiler.frontend.ops.standard import STANDARD, Composition, composed
+from retune.compiler.frontend.ops.standard import STANDARD, Composition, compose
 
 _EPSILON = 1e-12
 
@@ -37,7 +37,7 @@ def _layer_norm(write: Composition, x: str, gamma: str, beta: str, epsilon: floa
     return [result, *(statistics or ["", ""])]
 
 
-def _embedded(write: Composition) -> list[str]:
+def _embed(write: Composition) -> list[str]:
     """The norm of the sum of the embeddings of words, positions and segments; the lengths of the mask; the sum."""
     words, segments = write.operand(0), write.operand(1)
     batch, length = write.shape(words)
@@ -108,13 +108,13 @@ def _group_normalization(write: Composition) -> list[str]:
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "EmbedLayerNormalization": composed(_embedded),
-    "GroupNorm": composed(_group_normalization),
+    "EmbedLayerNormalization": compose(_embed),
+    "GroupNorm": compose(_group_normalization),
     "LayerNormalization": STANDARD["LayerNormalization"],
-    "QEmbedLayerNormalization": composed(_quantized_embedded),
+    "QEmbedLayerNormalization": compose(_quantized_embedded),
     "SimplifiedLayerNormalization": STANDARD["RMSNormalization"],
-    "SkipGroupNorm": composed(_group_normalization),
-    "SkipLayerNormalization": composed(_skip_normalization),
-    "SkipSimplifiedLayerNormalization": composed(_skip_normalization),
+    "SkipGroupNorm": compose(_group_normalization),
+    "SkipLayerNormalization": compose(_skip_normalization),
+    "SkipSimplifiedLayerNormalization": compose(_skip_normalization),
 }
 """LayerNormalization before operator set 17 and SimplifiedLayerNormalization are ONNX Runtime's own."""

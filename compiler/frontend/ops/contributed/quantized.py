@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from retune.compiler.core.dtype import accumulated
+from retune.compiler.core.dtype import sum_type
 from retune.compiler.frontend.ops.contributed.fused import channels_first, channels_last, softmax_of_rows
 from retune.compiler.frontend.ops.elementwise import Converter
 from retune.compiler.frontend.ops.quantized import Matrix
 from retune.compiler.frontend.ops.recurrent import dynamic_quantize_lstm
-from retune.compiler.frontend.ops.standard import STANDARD, Composition, Definition, composed
+from retune.compiler.frontend.ops.standard import STANDARD, Composition, Definition, compose
 
 
 def _real(write: Composition, first: int) -> str:
@@ -21,7 +21,7 @@ def _real(write: Composition, first: int) -> str:
     return write("DequantizeLinear", *(write.operand(index) for index in range(first, first + 3)))
 
 
-def _stored(write: Composition, x: str, first: int, dtype: str) -> str:
+def _narrow(write: Composition, x: str, first: int, dtype: str) -> str:
     """`x` quantized by the scale and the zero point that are operands from `first` on."""
     zero = write.operand(first + 1) or write.builder.constant(np.zeros((), dtype), "zero")
     return write("QuantizeLinear", x, write.operand(first), zero)
@@ -31,7 +31,7 @@ def _between(define: Callable[[Composition, str], str]) -> Definition:
     """An operator of one quantized operand: X, its scale and zero point, those of the result."""
 
     def between(write: Composition) -> str:
-        return _stored(write, define(write, _real(write, 0)), 3, write.dtype(write.operand(0)))
+        return _narrow(write, define(write, _real(write, 0)), 3, write.dtype(write.operand(0)))
 
     return between
 
@@ -39,7 +39,7 @@ def _between(define: Callable[[Composition, str], str]) -> Definition:
 def _binary(op: str) -> Definition:
     def binary(write: Composition) -> str:
         result = write(op, _real(write, 0), _real(write, 3))
-        return _stored(write, result, 6, write.dtype(write.operand(0)))
+        return _narrow(write, result, 6, write.dtype(write.operand(0)))
 
     return binary
 
@@ -71,12 +71,12 @@ def _pool(op: str) -> Callable[[Composition, str], str]:
 
 def _concat(write: Composition) -> str:
     parts = [_real(write, first) for first in range(2, len(write.node.inputs), 3)]
-    return _stored(write, write("Concat", *parts, axis=write.node.integer("axis", 0)), 0, write.dtype(write.operand(2)))
+    return _narrow(write, write("Concat", *parts, axis=write.node.integer("axis", 0)), 0, write.dtype(write.operand(2)))
 
 
 def _where(write: Composition) -> str:
     chosen = write("Where", write.operand(0), _real(write, 1), _real(write, 4))
-    return _stored(write, chosen, 7, write.dtype(write.operand(1)))
+    return _narrow(write, chosen, 7, write.dtype(write.operand(1)))
 
 
 def _convolution(write: Composition) -> str:
@@ -89,10 +89,10 @@ def _convolution(write: Composition) -> str:
 def scaled(write: Composition, whole: str, scales: tuple[str, str], bias: str) -> str:
     """Integers times the scale of the first factor and that of the second, plus a bias; in float32."""
     dtype = write.dtype(scales[1])
-    first, second = (write.cast(name, accumulated(dtype)) for name in scales)
+    first, second = (write.cast(name, sum_type(dtype)) for name in scales)
     scale = write("Mul", write("reshape", first, shape=()), second)
-    real = write("Mul", write("cast", whole, dtype=accumulated(dtype)), scale)
-    real = write("Add", real, write.cast(bias, accumulated(dtype))) if bias else real
+    real = write("Mul", write("cast", whole, dtype=sum_type(dtype)), scale)
+    real = write("Add", real, write.cast(bias, sum_type(dtype))) if bias else real
     return write.cast(real, dtype)
 
 
@@ -119,7 +119,7 @@ def _gemm(write: Composition) -> str:
     scale, alpha = write.operand(1), write.node.number("alpha", 1.0)
     scale = scale if alpha == 1.0 else write("Mul", scale, alpha)
     real = scaled(write, whole, (scale, write.operand(4)), "")
-    return _stored(write, real, 7, write.dtype(a)) if write.operand(7) else real
+    return _narrow(write, real, 7, write.dtype(a)) if write.operand(7) else real
 
 
 def _wide_product(write: Composition) -> str:
@@ -146,7 +146,7 @@ _DEFINITIONS: Mapping[str, Definition] = {
 }
 
 CONVERTERS: Mapping[str, Converter] = {
-    **{name: composed(define) for name, define in _DEFINITIONS.items()},
+    **{name: compose(define) for name, define in _DEFINITIONS.items()},
     "DequantizeLinear": STANDARD["DequantizeLinear"],
     "DynamicQuantizeLSTM": dynamic_quantize_lstm,
     "QuantizeLinear": STANDARD["QuantizeLinear"],

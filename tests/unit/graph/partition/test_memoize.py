@@ -3,7 +3,7 @@
 import numpy as np
 
 from retune.compiler.graph.ir import Array
-from retune.compiler.graph.partition.memoize import MemoizedConstants, memoized, memoizing
+from retune.compiler.graph.partition.memoize import MemoizedConstants, cache_constants, memoize
 
 LARGE = np.ones((512, 600), np.float32)
 
@@ -13,7 +13,7 @@ def _counted(calls: list[str], source: Array, what: str = "negate") -> Array:
         calls.append(what)
         return -source
 
-    return memoized(what, [source, np.array([1.0], np.float32)], compute)
+    return memoize(what, [source, np.array([1.0], np.float32)], compute)
 
 
 def test_nothing_is_remembered_outside() -> None:
@@ -25,7 +25,7 @@ def test_nothing_is_remembered_outside() -> None:
 
 def test_the_same_computation_on_the_same_memory_is_made_once() -> None:
     calls: list[str] = []
-    with memoizing(MemoizedConstants(1 << 30)):
+    with cache_constants(MemoizedConstants(1 << 30)):
         one = _counted(calls, LARGE)
         assert _counted(calls, LARGE.view()) is one
         assert _counted(calls, LARGE, "other") is not one
@@ -36,7 +36,7 @@ def test_the_same_computation_on_the_same_memory_is_made_once() -> None:
 
 def test_small_constants_are_computed_every_time() -> None:
     calls: list[str] = []
-    with memoizing(MemoizedConstants(1 << 30)):
+    with cache_constants(MemoizedConstants(1 << 30)):
         for _ in range(2):
             _counted(calls, LARGE[:2])
     assert len(calls) == 2
@@ -44,7 +44,7 @@ def test_small_constants_are_computed_every_time() -> None:
 
 def test_only_so_many_bytes_are_kept() -> None:
     calls: list[str] = []
-    with memoizing(MemoizedConstants(LARGE.nbytes)):
+    with cache_constants(MemoizedConstants(LARGE.nbytes)):
         for what in ("one", "one", "two", "one"):
             _counted(calls, LARGE, what)
     assert calls == ["one", "two", "one"]

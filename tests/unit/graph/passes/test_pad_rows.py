@@ -13,7 +13,7 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Attribute, Graph, Value
 from retune.compiler.graph.partition.fuse import fuse
-from retune.compiler.graph.passes.pad_rows import PadRows, even
+from retune.compiler.graph.passes.pad_rows import PadRows, padded_extent
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.verify import verify
 from retune.compiler.runtime.executor import GraphExecutor
@@ -48,7 +48,7 @@ def extents(graph: Graph) -> list[int]:
 
 def test_the_next_extent_is_near_and_divided_by_a_tile() -> None:
     for extent in (*range(15, 400), 1009, 10_007):
-        found = even(extent)
+        found = padded_extent(extent)
         assert any(found % tile == 0 for tile in TILES), extent
         if any(extent % tile == 0 for tile in TILES):
             assert found == extent
@@ -64,7 +64,7 @@ def test_a_layer_of_a_transformer_is_lengthened_once(rows: int, options: dict[st
     graph = encoder_layer(rows=rows, width=WIDTH, heads=2, **options)
     best = optimize(graph)
     agree(best, graph)
-    assert set(extents(best)) == {even(rows)}
+    assert set(extents(best)) == {padded_extent(rows)}
     assert [node.op for node in best.nodes].count("pad") <= 4  # the first product's, the residual sum's, values, mask
     groups = ["+".join(node.op for node in group.nodes) for group in fuse(best).groups]
     assert sum(group.startswith("slice") for group in groups) <= 1  # all but the output are views

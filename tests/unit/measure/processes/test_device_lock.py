@@ -10,17 +10,17 @@ import pytest
 
 from retune.compiler.core.errors import MeasureError
 from retune.compiler.measure.processes import device_lock
-from retune.compiler.measure.processes.device_lock import locked
+from retune.compiler.measure.processes.device_lock import lock_device
 
 
 def test_a_second_one_waits_for_the_first(tmp_path: Path) -> None:
     path, order = tmp_path / "device.lock", []
 
     def second() -> None:
-        with locked(path):
+        with lock_device(path):
             order.append("second")
 
-    with locked(path):
+    with lock_device(path):
         thread = threading.Thread(target=second)
         thread.start()
         thread.join(0.1)
@@ -36,10 +36,10 @@ def test_who_waits_says_which_process_holds_the_device(
     path = tmp_path / "device.lock"
 
     def second() -> None:
-        with locked(path):
+        with lock_device(path):
             pass
 
-    with locked(path):
+    with lock_device(path):
         thread = threading.Thread(target=second)
         thread.start()
         while not caplog.records:
@@ -52,14 +52,14 @@ def test_a_file_of_another_user_will_do(tmp_path: Path) -> None:
     path = tmp_path / "device.lock"
     path.touch()
     path.chmod(0o444)
-    with locked(path), path.open() as other, pytest.raises(BlockingIOError):
+    with lock_device(path), path.open() as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_other_users_may_open_the_file_whatever_the_umask(tmp_path: Path) -> None:
     path, umask = tmp_path / "device.lock", os.umask(0o077)
     try:
-        with locked(path):
+        with lock_device(path):
             assert stat.S_IMODE(path.stat().st_mode) == 0o444
     finally:
         os.umask(umask)
@@ -69,10 +69,10 @@ def test_deleted_lock_file_is_created_again(tmp_path: Path) -> None:
     path, entered = tmp_path / "device.lock", threading.Event()
 
     def second() -> None:
-        with locked(path):
+        with lock_device(path):
             entered.set()
 
-    with locked(path):
+    with lock_device(path):
         thread = threading.Thread(target=second)
         thread.start()
         thread.join(0.1)
@@ -95,7 +95,7 @@ def test_foreign_file_in_place_of_the_lock_is_refused_and_kept(kind: str, tmp_pa
         path.mkdir()
     else:
         path.write_text("precious")
-    with pytest.raises(MeasureError, match="remove it"), locked(path):
+    with pytest.raises(MeasureError, match="remove it"), lock_device(path):
         raise AssertionError("held")
     assert target.exists() == (kind == "link")
     assert kind != "file with something in it" or path.read_text() == "precious"

@@ -63,7 +63,7 @@ def test_a_fleet_starts_no_server_without_a_login() -> None:
     with (
         temporary_settings(restore_defaults={PREFECT_API_URL}),
         pytest.raises(OptionError, match="set PREFECT_API_URL"),
-        FlowEngine(plan=plan)._placed("build"),
+        FlowEngine(plan=plan)._place("build"),
     ):
         raise AssertionError("placed")
 
