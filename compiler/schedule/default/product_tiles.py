@@ -296,8 +296,9 @@ def order_for_tile(state: State, stage_id: int, outer: Sequence[str], inner: Seq
     if outer and outer[-1] in {axis.name for axis in shifts}:
         state = state.apply(Annotate(stage_id, len(outer) - 1, Annotation.UNROLL))
     reads = _read_along(state, stage_id) if op.reduce_axes else []
-    if len(reads) > 1 and item_bytes(strip_type(state, stage_id)) == 1:
-        # Neighbors of a depthwise convolution share most elements of a row of the window, whose bytes are widened once.
+    least = min(item_bytes(state.dag.ops[source].dtypes[0]) for source, _ in state.dag.reads[stage_id])
+    if len(reads) > 1 and least < item_bytes("float32"):
+        # Neighbors of a depthwise convolution share most elements of a row of the window, which are widened once.
         state = state.apply(Pragma(stage_id, 0, f"{UNROLL_PRAGMA}{_UNROLLED}"))
     return state
 
