@@ -24,7 +24,7 @@ class Subtarget:
     dots: Mapping[Pair, DotInstruction] = field(default_factory=dict)
     """Dot-product instructions, by the types of their factors."""
     permutes_tables: bool = False
-    """There are the instructions of `VectorBuilder.looked_up` and `VectorBuilder.scaled_by_floor`."""
+    """There are the instructions of `VectorBuilder.look_up` and `VectorBuilder.scale_by_floor`."""
     permutes_bytes: bool = False
     """There are the instructions of `byte_tables`."""
     has_library: bool = True
@@ -59,7 +59,7 @@ PERMUTE_BYTES = 64
 
 @lru_cache(maxsize=16)
 def has_table_permute(target: Target) -> bool:
-    """Whether code for the target may use `VectorBuilder.looked_up` and `VectorBuilder.scaled_by_floor`.
+    """Whether code for the target may use `VectorBuilder.look_up` and `VectorBuilder.scale_by_floor`.
 
     Raises: TargetError when there is no code generation for the target.
     """

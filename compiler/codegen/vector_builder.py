@@ -1,6 +1,7 @@
-"""`VectorBuilder`: one LLVM instruction per operation, on values with equal lanes.
+"""`VectorBuilder` emits float arithmetic as LLVM instructions; the operands of an operation have equal lanes.
 
-Every operation is defined for all operands: there is no conversion of a NaN and no shift by too much.
+Math functions and intrinsics are written with it. Operations have a result for all operands, NaN included; `binary`,
+which takes any instruction, leaves that to its caller.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, literal,
 from retune.compiler.codegen.values import Emit, Value
 
 PERMUTE_LANES = 16
-"""Lanes that one instruction looks up in a register of as many numbers, where the target has it."""
+"""Lanes of `look_up` and `scale_by_floor`, on targets with `Subtarget.permutes_tables`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,14 @@ class VectorBuilder:
         return self.emit(f"{name} {lhs.typed}, {rhs.text}", self.lanes, lhs.dtype)
 
     def call(self, name: str, *args: Value, flags: str = "") -> Value:
-        """An LLVM intrinsic of operands and result of one type, with fast-math `flags`."""
+        """An LLVM intrinsic of operands and result of one type; fast-math `flags` end with a space, as "nsz "."""
         kind = llvm_type(args[0].dtype, self.lanes)
         operands = ", ".join(arg.typed for arg in args)
         suffix = intrinsic_suffix(args[0].dtype, self.lanes)
         return self.emit(f"call {flags}{kind} @llvm.{name}.{suffix}({operands})", self.lanes, args[0].dtype)
 
     def each_lane(self, symbol: str, *args: Value) -> Value:
-        """A function of numbers, called lane by lane."""
+        """The external function `symbol` of scalars, called lane by lane."""
         dtype = args[0].dtype
         scalar, kind = llvm_type(dtype), llvm_type(dtype, self.lanes)
         if self.lanes == 1:
@@ -76,14 +77,14 @@ class VectorBuilder:
         return self.call("fma", factor, multiplier, addend)
 
     def scale_by_floor(self, value: Value, power: Value) -> Value:
-        """`value` times two to the floor of a float power, rounded once: 16 lanes, where `permutes_tables` holds."""
+        """`value` times two to the floor of a float power, rounded once; see `PERMUTE_LANES`."""
         kind = llvm_type(value.dtype, self.lanes)
         # A mask of all sixteen lanes; 4 is the current rounding mode (_MM_FROUND_CUR_DIRECTION).
         call = f"call {kind} @llvm.x86.avx512.mask.scalef.ps.512"
         return self.emit(f"{call}({value.typed}, {power.typed}, {kind} poison, i16 -1, i32 4)", self.lanes, value.dtype)
 
     def look_up(self, table: Sequence[float], indices: Value) -> Value:
-        """The numbers of `table` at the low four bits of `indices`: 16 lanes, where `permutes_tables` holds."""
+        """The numbers of `table` at the low four bits of `indices`; see `PERMUTE_LANES`."""
         kind = llvm_type(self.dtype, self.lanes)
         numbers = ", ".join(f"float {literal(number, self.dtype, 1)}" for number in table)
         call = f"call {kind} @llvm.x86.avx512.permvar.sf.512"
@@ -107,9 +108,11 @@ class VectorBuilder:
         return self.emit(f"select {condition.typed}, {then.typed}, {otherwise.typed}", self.lanes, then.dtype)
 
     def both(self, lhs: Value, rhs: Value) -> Value:
+        """The bitwise and, of conditions or integers."""
         return self.binary("and", lhs, rhs)
 
     def either(self, lhs: Value, rhs: Value) -> Value:
+        """The bitwise or, of conditions or integers."""
         return self.binary("or", lhs, rhs)
 
     def negate(self, condition: Value) -> Value:
@@ -127,9 +130,11 @@ class VectorBuilder:
         return self.choose(self.test("olt", value, bottom), bottom, value)
 
     def bits(self, value: Value) -> Value:
+        """The bits of floats as integers."""
         return self.emit(f"bitcast {value.typed} to {llvm_type(self.integer, self.lanes)}", self.lanes, self.integer)
 
     def from_bits(self, value: Value) -> Value:
+        """The floats with these bits."""
         return self.emit(f"bitcast {value.typed} to {llvm_type(self.dtype, self.lanes)}", self.lanes, self.dtype)
 
     def to_float(self, value: Value) -> Value:
@@ -150,7 +155,7 @@ class VectorBuilder:
 
 
 def in_sixteens(emit: Emit, x: Value, function: Callable[[VectorBuilder, Value], Value]) -> Value:
-    """`function` of float32 lanes, sixteen at a time; padding lanes are dropped."""
+    """Apply `function`, which takes sixteen float32 lanes, to the lanes of `x`; the result has as many as `x`."""
     write = VectorBuilder(emit, PERMUTE_LANES)
     if x.lanes == PERMUTE_LANES:
         return function(write, x)
@@ -169,17 +174,17 @@ def in_sixteens(emit: Emit, x: Value, function: Callable[[VectorBuilder, Value],
         # the end.
         if len(parts) % 2:
             parts.append(parts[-1])
-        parts = [_join(emit, low, high) for low, high in zip(parts[::2], parts[1::2], strict=True)]
-    return _first(emit, parts[0], x.lanes)
+        parts = [_concatenate(emit, low, high) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+    return _first_lanes(emit, parts[0], x.lanes)
 
 
-def _join(emit: Emit, low: Value, high: Value) -> Value:
+def _concatenate(emit: Emit, low: Value, high: Value) -> Value:
     lane_indices = ", ".join(f"i32 {lane}" for lane in range(2 * low.lanes))
     text = f"shufflevector {low.typed}, {high.typed}, <{2 * low.lanes} x i32> <{lane_indices}>"
     return emit(text, 2 * low.lanes, low.dtype)
 
 
-def _first(emit: Emit, value: Value, lanes: int) -> Value:
+def _first_lanes(emit: Emit, value: Value, lanes: int) -> Value:
     if value.lanes == lanes:
         return value
     lane_indices = ", ".join(f"i32 {lane}" for lane in range(lanes))

@@ -6,8 +6,10 @@ from typing import Any
 
 
 def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of `package`. `modules` maps its modules to their public names, separated by spaces; a module
-    without names is public itself.
+    """Return the `__getattr__` of `package`, which imports the module of a public name when the name is first used.
+
+    `modules` maps modules, relative to `package`, to their public names: `{"driver.modules": "build Module"}`. A module
+    with the text "" is public itself.
     """
     homes = {name: module for module, names in modules.items() for name in names.split() or [module.rpartition(".")[2]]}
 

@@ -1,4 +1,7 @@
-"""Facts about a compute graph or a state that sketch rules need: pure functions with TVM's definitions."""
+"""What the reads of a compute graph or a state imply: what to inline and to tile, who reads whom, types of results.
+
+Pure functions, with TVM's definitions where it has them; sketch rules, default schedules and lowering call them.
+"""
 
 from itertools import pairwise
 
@@ -21,13 +24,15 @@ from retune.compiler.te.tensor import (
 )
 
 LEAST_PIECE = 16
-"""Elements of each operand of a concatenation that its reader computes: less than a vector is slower than a copy."""
+"""Least elements of each operand of a concatenation that readers compute: less than a vector is slower than a copy."""
 _MOST_PIECES = 8
-"""Each operand of a concatenation that is summed over is a loop, each operand whose rows are reduced a branch."""
+"""Most operands of a concatenation that readers compute: each becomes a loop of a sum over it, or a branch in a
+reduction of its rows.
+"""
 
 
 def is_shifted_axis(index: Expr, axis: Axis) -> bool:
-    # TVM's constant shift: v, v + c, v - c and c + v; neither 2 * v nor v + w.
+    """Whether `index` is `axis` with TVM's constant shift: v, v + c, v - c or c + v; neither 2 * v nor v + w."""
     if index == axis:
         return True
     if isinstance(index, Binary) and index.op in (BinaryOp.ADD, BinaryOp.SUB):
@@ -52,8 +57,9 @@ def _matched_axes(op: ComputeOp, indices: tuple[Expr, ...]) -> list[int] | None:
 
 @cached_on_dag
 def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
-    """Whether every read is a plain read in axis order, and the body is cheap and without a branch; or the operation
-    looks up tables, whose reads in loop order stay few, or only moves elements.
+    """Whether each reader may recompute the operation at little cost: its own reads are plain and in axis order, and
+    its body is cheap and has no branch. Constants, lookups in tables, and the concatenations and moves of
+    `_is_summed_piece_by_piece` and `_moves_rows` count too.
     """
     op = dag.ops[op_id]
     if not isinstance(op, ComputeOp):
@@ -124,16 +130,16 @@ def _is_row(value: Expr, last: Axis, *, may_be_constant: bool) -> bool:
 
 
 def piece_widths(op: ComputeOp, axis: int) -> list[int] | None:
-    """The number of elements of an axis from each operand of a concatenation, all of them where nothing is chosen along
-    that axis; None if a choice depends on more than one index.
+    """How many elements of an axis come from each operand of a concatenation; the whole extent if no operands join
+    along it. None if a choice of operands is not a comparison of one index with a constant.
     """
-    chosen = op.axes[axis]
-    seams = {0, chosen.extent}
+    joined = op.axes[axis]
+    seams = {0, joined.extent}
     for node in walk(op.body):
         if isinstance(node, Select):
             match node.condition:
                 case Binary(op=BinaryOp.LT, lhs=Axis() as index, rhs=Const(value=seam)):
-                    seams |= {int(seam)} if index == chosen else set()
+                    seams |= {int(seam)} if index == joined else set()
                 case _:
                     return None
     return [after - before for before, after in pairwise(sorted(seams))]
@@ -141,7 +147,9 @@ def piece_widths(op: ComputeOp, axis: int) -> list[int] | None:
 
 @cached_on_dag
 def needs_multi_level_tiling(dag: ComputeDAG, op_id: int) -> bool:
-    """Whether data is reused: some producer is read without some spatial axis."""
+    """Whether tiles reuse data, by TVM's rule: two producers are each read without some axis of the result, as in an
+    outer product, or one is, and the operation reduces. Lookups in tables are never tiled.
+    """
     op = dag.ops[op_id]
     if not isinstance(op, ComputeOp) or LOOKS_UP_TABLES in op.attrs:
         return False
@@ -152,14 +160,13 @@ def needs_multi_level_tiling(dag: ComputeDAG, op_id: int) -> bool:
         axes_used = used.setdefault(producer, set())
         for index in indices:
             axes_used.update(node for node in walk(index) if isinstance(node, Axis))
-    # TVM's rule: two producers that each miss an axis, as in an outer product, or one producer of a reduction.
     missing = sum(any(axis.extent > 1 and axis not in axes for axis in op.axes) for axes in used.values())
     return missing >= 2 or (missing >= 1 and bool(op.reduce_axes))
 
 
 def reduces_rows(dag: ComputeDAG, op_id: int) -> bool:
-    """Whether a stage reduces neighbors in memory: lowering brings these sums into vectors, and the lanes of several
-    rows would each read their own line.
+    """Whether a stage reduces rows, neighbors in memory. Lowering vectorizes along such a row; the lanes of a vector
+    across rows would each read their own cache line.
     """
     op = dag.ops[op_id]
     if not isinstance(op, ComputeOp) or not op.reduce_axes or not op.axes:
@@ -190,7 +197,7 @@ def elementwise_match(dag: ComputeDAG, op_id: int, target: int) -> bool:
 
 
 def held_types(op: Operation) -> tuple[str, ...]:
-    """The types of a stage's results until they are complete: float32 for 16-bit floats that are joined."""
+    """The types of a stage's results until they are complete: float32 for sums and products of 16-bit floats."""
     match op:
         # Extremes round nothing, so they stay in their own type.
         case ComputeOp(body=Reduce(combiner=combiner)) if combiner not in ("max", "min"):
@@ -230,7 +237,7 @@ def producers(state: State, stage_id: int) -> tuple[int, ...]:
 
 
 def single_consumer(state: State, stage_id: int) -> int | None:
-    """The only consumer; of several, the stage that all of them are computed in, if it is the same."""
+    """The only consumer of a stage, or the one stage in which all its consumers are computed; None without either."""
     readers = consumers(state, stage_id)
     if len(readers) == 1:
         return readers[0]

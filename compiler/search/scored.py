@@ -1,6 +1,7 @@
-"""Features of a task's programs, and the analytical cost model over them.
+"""Features of a task's programs, which cost models score, and their scores by the analytical model.
 
-A program has the same features as steps and as a row of a sketch's space.
+One program is given by its steps, many by rows of a sketch's space (`Group`); both ways give equal features. Shapes: B
+programs, S statements, F features.
 """
 
 from collections.abc import Sequence
@@ -27,12 +28,12 @@ Features = NDArray[np.float32]
 
 
 def scored_hardware(task: SearchTask) -> HardwareParams:
-    """The hardware parameters of features: `num_cores` is at least 1, since a GPU has none."""
+    """The task's hardware as features see it: `num_cores` is at least 1, since a GPU has none."""
     return replace(task.hardware, num_cores=max(1, task.hardware.num_cores))
 
 
 def scored_dots(task: SearchTask) -> frozenset[Pair]:
-    """Factor types of the target's dot products; none without code generation for it."""
+    """Factor types of the target's dot-product instructions; empty if there is no code generation for the target."""
     try:
         return frozenset(dots_of(task))
     except TargetError:
@@ -60,6 +61,7 @@ class TaskFeatures:
         self._dots = scored_dots(task)
 
     def of_group(self, group: Group) -> Features:
+        """Features (B, S, F) of the programs of a group, a program for each of its rows."""
         features = extract(group.nests, group.choices, self._hardware, count=len(group.rows), dots=self._dots)
         return pad_statements(features, self._statements)
 

@@ -1,4 +1,4 @@
-"""Math functions of GPU kernels: calls of NVIDIA's libdevice, and the bitcode of the functions that a module calls.
+"""Math functions of GPU kernels: calls of NVIDIA's libdevice, and linking the functions that a module calls.
 
 libdevice is LLVM bitcode, in the package nvidia-nvvm (extra `libdevice`). A kernel's functions are linked into its
 module and inlined. They are at most 4 ulp off, and `fmod` is exact.
@@ -19,7 +19,9 @@ from retune.compiler.core.errors import TargetError, install_hint
 from retune.compiler.ir.expr import LIBRARY_BINARY, LIBRARY_UNARY
 
 REMAINDER = "fmod"
+"""The remainder with the dividend's sign, in place of LLVM's `frem`."""
 FUNCTIONS = ("exp", "log", "pow", "tanh", "erf", *LIBRARY_UNARY, *LIBRARY_BINARY)
+"""The functions that `call` takes, by their C names."""
 _SUFFIXES = {"float64": "", "float32": "f"}
 _SYMBOLS = {f"__nv_{name}{suffix}": (name, dtype) for name in FUNCTIONS for dtype, suffix in _SUFFIXES.items()}
 _ARGUMENTS = {"pow": 2, **dict.fromkeys(LIBRARY_BINARY, 2)}
@@ -27,7 +29,7 @@ _CALLED = re.compile(r"@(__nv_\w+)\(")
 
 
 def call(emit: Emit, name: str, args: Sequence[Value]) -> Value:
-    """A call for float32 or float64, lane by lane."""
+    """Call function `name` of `FUNCTIONS` lane by lane; `args` have the same lanes and type, float32 or float64."""
     first = args[0]
     return VectorBuilder(emit, first.lanes, first.dtype).each_lane(f"__nv_{name}{_SUFFIXES[first.dtype]}", *args)
 

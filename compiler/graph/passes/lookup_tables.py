@@ -1,6 +1,6 @@
-"""Replaces functions of one 8-bit value, up to the next quantization, by lookups in a table of 256 bytes.
+"""Replaces a chain of pointwise operators from one 8-bit tensor to another by lookups in a table of 256 bytes.
 
-NumPy computes the table at compile time, by the definitions of the operators in between.
+NumPy computes the table at compile time, by the definitions of the operators. A rule of the pass `Quantized`.
 """
 
 from dataclasses import replace
@@ -14,15 +14,17 @@ from retune.compiler.ir.dot import BYTES
 from retune.compiler.ops import OPS, POINTWISE
 
 _LONGEST = 64
-"""Most nodes of a function."""
+"""Most nodes of a chain."""
 
 
 def lookup_of(builder: GraphBuilder, node: Node) -> str | None:
-    """quantize(f(dequantize(x), ...)) -> lookup(x, table), for an f of pointwise operators and single numbers whose
-    other operands all come from the same bytes x.
+    """quantize(f(dequantize(x), ...)) -> lookup(x, table) for the quantization `node`. The operands of f, made of
+    pointwise operators, are single numbers or computed from x.
+
+    Returns the name of the new value, x itself if the table would change nothing, None if `node` is no such function.
     """
     function = _Function(builder)
-    if builder.value(node.inputs[2]).dtype not in BYTES or not all(map(function.takes, node.inputs)):
+    if builder.value(node.inputs[2]).dtype not in BYTES or not all(map(function.include, node.inputs)):
         return None
     source = builder.value(function.source) if function.source else None
     if source is None or source.shape != builder.value(node.inputs[0]).shape or not source.size:
@@ -31,6 +33,7 @@ def lookup_of(builder: GraphBuilder, node: Node) -> str | None:
     arrays = {function.source: numbers}
     for step in (*function.nodes, node):
         operands = [arrays[name] if name in arrays else _number(builder, name) for name in step.inputs]
+        # Scales and zero points are single numbers, so that any axis will do: the table has just one.
         attrs = {**step.attrs, "axis": 0} if "axis" in step.attrs else step.attrs
         arrays[step.output] = evaluate_node(replace(step, attrs=attrs), operands)
     table = arrays[node.output]
@@ -41,7 +44,7 @@ def lookup_of(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _number(builder: GraphBuilder, name: str) -> Array:
-    """A single number without axes, which would extend those of the table; tables stay."""
+    """A constant operand: a single number without its axes, which would add axes to the table, or a lookup's table."""
     array = builder.array(name)
     assert array is not None, "other operands depend on the source"
     return array.reshape(()) if array.size == 1 else array
@@ -55,8 +58,11 @@ class _Function:
         self.source = ""
         self.nodes: list[Node] = []
 
-    def takes(self, name: str) -> bool:
-        """Whether a value is a single number or a function of the source, which the first value decides."""
+    def include(self, name: str) -> bool:
+        """Add the nodes that compute `name`, and say whether it is a single number or a function of the source.
+
+        The first bytes that are not computed from other bytes become the source.
+        """
         array = self.builder.array(name)
         if array is not None:
             return array.size == 1
@@ -65,7 +71,7 @@ class _Function:
         node, size, source = self.builder.producer(name), len(self.nodes), self.source
         if node is not None and size < _LONGEST and _is_step(node):
             # The other operand of a lookup is its table.
-            if all(map(self.takes, node.inputs[:1] if node.op == "lookup" else node.inputs)):
+            if all(map(self.include, node.inputs[:1] if node.op == "lookup" else node.inputs)):
                 self.nodes.append(node)
                 return True
             del self.nodes[size:]

@@ -1,7 +1,8 @@
-"""Converters of the blocked convolutions that ONNX Runtime's optimizer writes at its highest level.
+"""Converters of the domain `com.microsoft.nchwc`: blocked convolutions, written by ONNX Runtime's highest optimization.
 
-Values in blocks of channels, (N, C / b, H, W, b) in memory, are plain (N, C, H, W) here, with C padded to whole blocks
-of b; the constants' order is undone. A file does not say what b is: as in ONNX Runtime it belongs to this CPU.
+ONNX Runtime keeps values of this domain in blocks of b channels, (N, C / b, H, W, b). In the graph they are plain
+(N, C, H, W), with C padded to whole blocks; `plain_kernel` reorders the constants to match. A file does not say what b
+is: as in ONNX Runtime this CPU decides.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ def block_size() -> int:
 
 
 def plain_kernel(kernel: Array, block: int, *, of_outputs: bool) -> Array:
-    """A kernel (O, I, ...) without blocks: in memory it has blocks of inputs and outputs, or `of_outputs` alone."""
+    """The kernel (O, I, ...) in plain order; it has blocks of outputs, and of inputs too unless `of_outputs`."""
     outputs, inputs, *window = kernel.shape
     axes = tuple(range(2, 2 + len(window)))
     if of_outputs:
@@ -36,21 +37,23 @@ def plain_kernel(kernel: Array, block: int, *, of_outputs: bool) -> Array:
 
 
 def _convolution(write: Composition) -> str:
+    """Conv of the input and the kernel, then the optional bias, an optional sum and the activation."""
     x, kernel = write.operand(0), write.node.array(write.builder, 1, "the kernel")
     groups, block = write.node.integer("group", 1), block_size()
     outputs, inputs = kernel.shape[:2]
-    # Few channels are not in blocks, nor is the single input of each group of a depthwise convolution.
-    is_plain = inputs < block if groups == 1 else inputs == 1 and outputs == groups
-    if outputs % block or (not is_plain and inputs % block):
+    # Few input channels are not in blocks, nor is the single one of each group of a depthwise convolution.
+    has_plain_inputs = inputs < block if groups == 1 else inputs == 1 and outputs == groups
+    if outputs % block or (not has_plain_inputs and inputs % block):
         raise write.node.unsupported(
             f"a kernel of {list(kernel.shape)} has no blocks of {block} channels: the file is for another CPU"
         )
-    plain = write.builder.constant(plain_kernel(kernel, block, of_outputs=is_plain), "kernel")
-    x = write("Conv", x, plain, write.operand(2), **write.node.attributes)
+    weights = write.builder.constant(plain_kernel(kernel, block, of_outputs=has_plain_inputs), "kernel")
+    x = write("Conv", x, weights, write.operand(2), **write.node.attributes)
     return activate(write, write("Add", x, write.operand(3)) if write.operand(3) else x)
 
 
 def _reorder_input(write: Composition) -> str:
+    """Channels first, padded with zeros to whole blocks."""
     x = write.operand(0)
     x = channels_first(write, x) if write.node.integer("channels_last", 0) else x
     channels, rank = write.shape(x)[1], len(write.shape(x))
@@ -62,6 +65,7 @@ def _reorder_input(write: Composition) -> str:
 
 
 def _reorder_output(write: Composition) -> str:
+    """Without the channels that pad the last block; channels last if the node says so."""
     x = write.operand(0)
     channels = write.node.integer("channels", write.shape(x)[1])
     x = cut(write.builder, x, 1, 0, channels) if channels < write.shape(x)[1] else x
@@ -70,8 +74,8 @@ def _reorder_output(write: Composition) -> str:
 
 def _upsample(write: Composition) -> str:
     scales = np.asarray(write.node.ints("scales") or (), np.float32)
-    mode, how = write.node.text("mode", "nearest"), write.node.text("coordinate_transformation_mode", "asymmetric")
-    attributes = {"mode": mode, "coordinate_transformation_mode": how, "nearest_mode": "floor"}
+    mode, coordinates = write.node.text("mode", "nearest"), "coordinate_transformation_mode"
+    attributes = {"mode": mode, coordinates: write.node.text(coordinates, "asymmetric"), "nearest_mode": "floor"}
     return write("Resize", write.operand(0), "", scales, **attributes)
 
 
