@@ -72,7 +72,7 @@ class RunOpened:
 
 @dataclass(frozen=True, slots=True)
 class RoundStarted:
-    """A task got the next round."""
+    """Task number `index` got the next round."""
 
     index: int
     task: str
@@ -122,10 +122,10 @@ class RoundDone:
         )
 
     def row_fields(self) -> dict[str, str | int | float | None]:
-        """The round as plain values, for the ledger; times in seconds, None for what is not known."""
+        """The round as a row of the ledger (`retune.storage.rounds`): times in seconds, None for what is not known."""
         model = asdict(self.model) if self.model else dict.fromkeys(field.name for field in fields(ModelMetrics))
         return {
-            "round": self.round - 1,
+            "round": self.round - 1,  # from 0 in the ledger
             "task_key": self.task.task_key,
             "task_name": self.task.name,
             "failed": self.failed,

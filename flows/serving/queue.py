@@ -20,7 +20,9 @@ class QueueFullError(RetuneError):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A request that waits: its arrays, its rows in a batch, and what gets its outputs."""
+    """A request that waits: its arrays, its rows in a batch, and the future of its outputs. When it is `due`, on the
+    monotonic clock, it no longer waits for others to share its run.
+    """
 
     inputs: Mapping[str, Array]
     rows: int
@@ -35,7 +37,7 @@ class RequestQueue:
 
     As many run at a time as the model has instances; up to `capacity` more wait. With `batch_seconds` above 0, requests
     of fewer rows than the network's first dimension wait so long for others and share a run; the rest of the rows are
-    zeros. Otherwise each request is its own run and has all rows.
+    zeros. Otherwise each request is its own run and has all rows. `runs` and `busy_seconds` count what has run.
     """
 
     def __init__(self, model: Model, *, capacity: int = 64, batch_seconds: float = 0.0) -> None:
@@ -89,9 +91,9 @@ class RequestQueue:
         for spec in self.inputs:
             wanted = (rows, *spec.shape[1:]) if self._batch_seconds else spec.shape
             if inputs[spec.name].shape != wanted or not (0 < rows <= self.rows):
-                given = list(inputs[spec.name].shape)
+                actual = list(inputs[spec.name].shape)
                 most = f", with at most {self.rows} rows" if self._batch_seconds else ""
-                raise OptionError(f"input {spec.name}: the shape must be {list(spec.shape)}{most}, not {given}")
+                raise OptionError(f"input {spec.name}: the shape must be {list(spec.shape)}{most}, not {actual}")
         return rows
 
     def _start(self) -> None:
@@ -127,6 +129,7 @@ class RequestQueue:
         return taken
 
     async def _run(self, taken: list[_Waiting]) -> None:
+        """Compute the outputs of requests in one run, and set their results or the error of the run."""
         live = [waiting for waiting in taken if not waiting.result.done()]  # a client that left cancels its request
         if not live:
             return
@@ -149,7 +152,7 @@ class RequestQueue:
             start += waiting.rows
             if not waiting.result.done():
                 waiting.result.set_result(
-                    {name: each[part] for name, each in results.items()} if self._batch_seconds else results
+                    {name: array[part] for name, array in results.items()} if self._batch_seconds else results
                 )
 
     def _compute(self, requests: list[Mapping[str, Array]]) -> dict[str, Array]:

@@ -42,11 +42,12 @@ def tune(
     return run_flow(job, output.mode, imported)
 
 
+# Each option of a tuning run becomes a parameter of `tune`, which typer shows as a flag.
 add_options(tune, tune_options(), option_of)
 
 
 def run_flow(job: TuneJob, mode: Mode, network: ImportedNetwork | None) -> int:
-    """Tune in this process; `network` is that of the job, None for an operator. Returns the exit code."""
+    """Tune in this process and return the exit code; `network` is what `_import` returned for the job."""
     server = begin_session()
     # Imports Prefect, while the server starts: both take seconds.
     code: int = import_module("retune.flows.cli.foreground").run(job, mode, server, network)
@@ -54,8 +55,9 @@ def run_flow(job: TuneJob, mode: Mode, network: ImportedNetwork | None) -> int:
 
 
 def _import(job: TuneJob) -> ImportedNetwork | None:
-    """The network of a job, or None where that is an operator, which is checked. Raises: as `ImportedNetwork.check`,
-    `extract_operator`.
+    """Check what a job tunes. Returns the network, None if the job tunes a single operator.
+
+    Raises: OptionError; the errors of `ImportedNetwork.check` and `extract_operator`.
     """
     if not is_operator(job.network):
         imported = ImportedNetwork(job.network, job.shapes)
@@ -64,7 +66,7 @@ def _import(job: TuneJob) -> ImportedNetwork | None:
             read_samples(job.options.calibrate, imported.prepared().inputs, job.options.seed)
         return imported
     sys.path.insert(0, os.getcwd())  # where the module of an operator lies, as for `python -m`
-    extract_operator(job.network, job.target or str(Target.host()), 1)
+    extract_operator(job.network, job.target or str(Target.host()), threads=1)
     if job.shapes:
         raise OptionError("--shape is for networks: the line of an operator has its sizes")
     if not job.precision.is_float32:
