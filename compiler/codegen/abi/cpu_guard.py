@@ -1,6 +1,7 @@
-"""A function that asks an x86 CPU whether it has the features that compiled code uses.
+"""Writes a function that asks an x86 CPU whether it has the features that compiled code uses.
 
-An instruction that a CPU lacks ends the process, so a library that any program may load asks before it runs its code.
+An instruction that a CPU lacks ends the process. So a library that any program may load, as those of `custom_ops`,
+calls the function before other code.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,7 +10,7 @@ from llvmlite import ir
 
 from retune.compiler.codegen.abi.c_module import INT, CFunction, CModule
 
-AT = {
+CPUID_BITS = {
     "sse3": (1, 0, 2, 0), "ssse3": (1, 0, 2, 9), "fma": (1, 0, 2, 12), "sse4.1": (1, 0, 2, 19),
     "sse4.2": (1, 0, 2, 20), "movbe": (1, 0, 2, 22), "popcnt": (1, 0, 2, 23), "avx": (1, 0, 2, 28),
     "f16c": (1, 0, 2, 29), "bmi": (7, 0, 1, 3), "avx2": (7, 0, 1, 5), "bmi2": (7, 0, 1, 8), "avx512f": (7, 0, 1, 16),
@@ -18,7 +19,7 @@ AT = {
     "avx512vnni": (7, 0, 2, 11), "avx512bitalg": (7, 0, 2, 12), "avx512vpopcntdq": (7, 0, 2, 14),
     "avx512fp16": (7, 0, 3, 23), "avxvnni": (7, 1, 0, 4), "avx512bf16": (7, 1, 0, 5), "lzcnt": (0x80000001, 0, 2, 5),
 }  # fmt: skip
-"""Where CPUID says that a feature is there: its leaf and sub-leaf, the register (of eax, ebx, ecx, edx) and the bit.
+"""Where CPUID reports a feature: its leaf and sub-leaf, the register (of eax, ebx, ecx, edx) and the bit.
 These are the features that LLVM uses for code such as ours, in its words.
 """
 
@@ -32,11 +33,11 @@ _XGETBV = "xgetbv", 2, "={ax},={dx},{cx}"
 
 
 def cpu_guard(module: CModule, name: str, triple: str, needs: Collection[str]) -> ir.Function:
-    """The function `i1 NAME()` of `module`: true if the CPU has all features in `needs`. Features that `AT` lacks are
-    ignored. For other CPUs than x86 it is true.
+    """Define the function `i1 NAME()` in `module`: true if the CPU has all features in `needs`, which are LLVM's names.
+    Features that `CPUID_BITS` lacks are ignored. Unless `triple` is of x86-64, the function is always true.
     """
-    tested = [feature for feature in needs if feature in AT and triple.startswith("x86_64")]
-    locations = [AT[feature] for feature in tested]
+    tested = [feature for feature in needs if feature in CPUID_BITS and triple.startswith("x86_64")]
+    locations = [CPUID_BITS[feature] for feature in tested]
     registers = 0
     # CPUID reports the CPU, XCR0 whether the system saves the wide registers: without that they fault.
     if any(feature.startswith("avx") for feature in tested):

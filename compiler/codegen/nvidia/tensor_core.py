@@ -1,4 +1,4 @@
-"""Emits the LLVM intrinsics of tensor-core statements and asynchronous copies.
+"""Emits the LLVM intrinsics of tensor-core statements and asynchronous copies, for the kernels that `nvptx` writes.
 
 They need an NVIDIA GPU from sm_80 on, those of warpgroups sm_90a. Fragments are buffers of the thread, which LLVM keeps
 in registers.
@@ -48,8 +48,8 @@ _LAST_LANE = 31
 _FLOATS = "{float, float, float, float}"
 
 
-def _copies(stmt: AsyncCopy) -> tuple[str, str]:
-    """The intrinsic that copies, and the intrinsic that reads fewer bytes and fills up with zeros; only copies of 16
+def _copy_intrinsics(stmt: AsyncCopy) -> tuple[str, str]:
+    """The intrinsic that copies, and the intrinsic that reads fewer bytes and fills up with zeros. Only copies of 16
     bytes may bypass the first cache, where they would not be read again.
     """
     size = stmt.count * item_bytes(stmt.target.dtype)
@@ -76,6 +76,7 @@ def _multiplication(kind: Instruction) -> str:
 
 
 def emit_tensor(emitter: MemoryEmitter, stmt: TensorStmt) -> None:
+    """Write the LLVM IR of `stmt` with `emitter`, which then loads again what it had loaded before."""
     match stmt:
         case AsyncCopy():
             _copy(emitter, stmt)
@@ -110,7 +111,7 @@ def _in_space(emitter: MemoryEmitter, pointer: str, space: int) -> str:
 def _copy(emitter: MemoryEmitter, stmt: AsyncCopy) -> None:
     target = _in_space(emitter, _address(emitter, stmt.target, stmt.indices), 3)
     source = _in_space(emitter, _address(emitter, stmt.source, stmt.source_indices), 1)
-    plain, zeros = _copies(stmt)
+    plain, zeros = _copy_intrinsics(stmt)
     pointers = f"ptr addrspace(3) {target}, ptr addrspace(1) {source}"
     if isinstance(stmt.condition, Const) and stmt.condition.value:
         emitter.writer.put(f"call void @{plain}({pointers})")
@@ -217,7 +218,9 @@ def _wait_for_group(emitter: MemoryEmitter, stmt: WarpgroupWait) -> None:
 
 
 def _descriptor(emitter: MemoryEmitter, buffer: Buffer, first: tuple[Expr, ...], layout: GroupLayout) -> str:
-    """The descriptor of a factor that begins at element `first`."""
+    """The matrix descriptor, in 64 bits, by which a warpgroup reads the factor that begins at element `first` of shared
+    memory.
+    """
     writer = emitter.writer
     pointer = _in_space(emitter, _address(emitter, buffer, first), 3)
     address = writer.value(f"ptrtoint ptr addrspace(3) {pointer} to i64")

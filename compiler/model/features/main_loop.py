@@ -1,8 +1,9 @@
-"""Estimates the cycles of the main loop of a product that copies its factors into shared memory.
+"""Analytical estimate for GPUs: the cycles of the main loop of a product that copies its factors into shared memory.
 
-The estimate is analytical. An iteration takes as long as the busiest of arithmetic, schedulers, shared memory and the
-GPU's cache, but no less than one block alone needs for its sequential steps, nor than its copies need, which may take
-as many iterations as the pipeline is deep. Resident blocks fill each other's gaps.
+`tiled_estimate` (CUDA cores) and `tensor_estimate` (tensor cores) derive their loops from `MainLoop`. An iteration
+takes as long as the busiest of arithmetic, schedulers, shared memory and the GPU's cache, but no less than one block
+alone needs for its sequential steps, nor than its copies need, which may take as many iterations as the pipeline is
+deep. Resident blocks fill each other's gaps.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +29,7 @@ MEETING_CYCLES = 40.0
 _COPY = 2.0
 """Instructions for the addresses of a copy, which change each iteration; quotients in them are extra."""
 _PLAIN_COPY = 6.0
-"""Instructions for an element that is loaded and stored by itself."""
+"""Instructions for an element that is not copied asynchronously: it is loaded and stored by itself."""
 _OVERLAP = 0.1
 """The share of the other times that the longest does not hide."""
 
@@ -38,7 +39,7 @@ _CHANGES = tuple(field.name for field in fields(OpCounts) if field.name.startswi
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement of a kernel: its row in the program, its loops and buffers, and its traffic."""
+    """A statement of a kernel: its row in the table of features, its loops and buffers, and its traffic."""
 
     row: int
     nest: Nest
@@ -47,10 +48,18 @@ class Statement:
 
 
 class MainLoop(ABC):
-    """The main loop of a product; numbers of one block and one iteration, arrays (B,). `iterations` is their number,
-    `starts` how often they begin again with an empty pipeline, `ahead` how many iterations before its use a copy
-    begins, `meeting` the cycles around a barrier without multiplication, `loading` those after it, and `early` the
-    share of an iteration that needs none of its copies.
+    """The main loop of a product: an iteration copies a tile of each factor and multiplies earlier tiles.
+
+    All numbers are arrays (B,), an entry for each of B programs. They are of one block and one iteration where a method
+    does not say otherwise.
+
+    `tiles`: tiles of a factor in flight or in use; 1 without a pipeline
+    `iterations`: of a block
+    `starts`: how often a block begins with an empty pipeline
+    `ahead`: iterations from the start of a copy to the use of its tile
+    `meeting`: cycles around the barrier in which nothing is multiplied
+    `loading`: cycles after the barrier until the first multiplication
+    `early`: the share of an iteration by which its copies must be complete before it begins
     """
 
     def __init__(self, product: Statement, factors: Sequence[Statement], launched: Launched, facts: GpuFacts) -> None:
@@ -66,23 +75,23 @@ class MainLoop(ABC):
 
     @abstractmethod
     def multiplying(self, blocks: Floats) -> Floats:
-        """Cycles of arithmetic of the scheduler with most warps in an iteration of `blocks` blocks."""
+        """Cycles of arithmetic of the scheduler with most warps, when `blocks` blocks share the multiprocessor."""
 
     @abstractmethod
     def chain(self) -> Floats:
-        """Cycles of the steps of one warp that has its scheduler to itself."""
+        """Cycles that the steps of the sum take one after the other, for a warp that has its scheduler to itself."""
 
     @abstractmethod
     def instructions(self) -> Floats:
-        """Instructions of a warp."""
+        """Instructions of a warp in an iteration."""
 
     @abstractmethod
     def shared(self) -> Floats:
-        """Cycles of shared memory."""
+        """Cycles in which shared memory is read and written."""
 
     def columns(self) -> Iterator[tuple[int, Columns]]:
-        """The columns of the group "estimate" of the product and of its factors, with their rows. The product gets the
-        cycles of the loop in which arithmetic is busy; the factors share the others.
+        """(row, columns) of the product and of each factor; the columns are the group "estimate" of the table of
+        features. The product gets the cycles of the loop in which arithmetic is busy; the factors share the others.
         """
         multiplying, total = self.cycles()
         yield (
@@ -94,7 +103,7 @@ class MainLoop(ABC):
             yield factor.row, _columns((total - multiplying) / len(self.factors), np.zeros_like(total), outside)
 
     def cycles(self) -> tuple[Floats, Floats]:
-        """Cycles in which arithmetic is busy, and of the whole loop, of the multiprocessor with most blocks."""
+        """Of the multiprocessor with most blocks, for all of them: cycles with busy arithmetic, and all cycles."""
         launched = self.launched
         resident = np.minimum(np.maximum(launched.resident, 1.0), launched.rounds)
         # Waves of resident blocks; the last wave may be smaller and hides less latency.
@@ -119,18 +128,21 @@ class MainLoop(ABC):
         return np.asarray(np.maximum(self.busy(blocks), latency))
 
     def busy(self, blocks: Floats) -> Floats:
-        """Cycles of an iteration in which the busiest unit is busy."""
+        """Cycles in which the busiest unit is busy in one iteration of `blocks` resident blocks."""
         warps = np.ceil(blocks * self.launched.warps / PARTS)
-        cache = CACHE_RATIO * self.facts.bandwidth / self.facts.clock / self.facts.multiprocessors
-        moved = sum(each.moved.cache_bytes for each in (self.product, *self.factors))
-        moved = moved / self.launched.blocks / self.iterations
+        bytes_per_cycle = CACHE_RATIO * self.facts.bandwidth / self.facts.clock / self.facts.multiprocessors
+        cache_bytes = sum(statement.moved.cache_bytes for statement in (self.product, *self.factors))
+        cache_bytes = cache_bytes / self.launched.blocks / self.iterations
         return _overlapping(
-            self.multiplying(blocks), warps * self.instructions(), blocks * self.shared(), blocks * moved / cache
+            self.multiplying(blocks),
+            warps * self.instructions(),
+            blocks * self.shared(),
+            blocks * cache_bytes / bytes_per_cycle,
         )
 
     def all_copies(self) -> Floats:
         """Instructions of a warp for the copies of all factors' tiles."""
-        return sum((self.copies(each) for each in self.factors), start=np.zeros(self.product.nest.count))
+        return sum((self.copies(factor) for factor in self.factors), start=np.zeros(self.product.nest.count))
 
     def copies(self, factor: Statement) -> Floats:
         """Instructions of a warp for the copies of a factor's tile."""
@@ -138,13 +150,13 @@ class MainLoop(ABC):
         own_loops = range(nest.depth - nest.source.own, nest.depth)
         serial = [index for index in own_loops if nest.source.loops[index].annotation is Annotation.NONE]
         iterations = nest.extents[serial].prod(axis=0)
-        lanes, piece = _lanes(factor)
+        elements, access_elements = _copied_elements(factor)
         indices = _COPY + float(nest.source.ops.int_divmod)
-        per_iteration = np.where(_is_asynchronous(factor), lanes / piece, _PLAIN_COPY * lanes)
+        per_iteration = np.where(_is_asynchronous(factor), elements / access_elements, _PLAIN_COPY * elements)
         return np.asarray(iterations * (indices + per_iteration))
 
     def written(self) -> Floats:
-        """Cycles of shared memory for the tiles that are copied."""
+        """Cycles in which copies write their tiles to shared memory."""
         cycles = np.zeros(self.product.nest.count)
         for factor in self.factors:
             # A copy of 8 bytes takes as long as a copy of 16: on an H200 the same products took 1.33 times as long.
@@ -156,10 +168,12 @@ class MainLoop(ABC):
 
     def asynchronous(self) -> Flags:
         """Whether the copies of all factors are asynchronous."""
-        return np.asarray(np.all([_is_asynchronous(each) for each in self.factors], axis=0))
+        return np.asarray(np.all([_is_asynchronous(factor) for factor in self.factors], axis=0))
 
     def read(self) -> Floats:
-        """Bytes from memory: of factors larger than the cache, each tile once for the blocks that run at a time."""
+        """Bytes that the whole kernel reads from memory: of factors larger than the cache, each tile once for all
+        blocks that run at a time.
+        """
         resident = np.maximum(self.launched.resident, 1.0) * self.facts.multiprocessors
         waves = np.maximum(1.0, self.launched.blocks / resident)
         total = np.zeros_like(waves)
@@ -172,7 +186,7 @@ class MainLoop(ABC):
 
 
 def _tiles_of(nest: Nest, blocks: Floats) -> Floats:
-    """The number of different tiles of a factor in `together` consecutive blocks."""
+    """The number of different tiles of a factor in `blocks` consecutive blocks."""
     moving = {key for read in nest.source.reads for linear in read.index for key in linear.terms}
     # Blocks run in the order of their numbers: concurrent blocks differ in the fastest dimension first.
     tiles, remaining = np.ones_like(blocks), blocks
@@ -196,33 +210,33 @@ def _columns(cycles: Floats, arithmetic: Floats, memory: Floats) -> Columns:
     yield "estimate_cycles", cycles
 
 
-def _lanes(factor: Statement) -> tuple[Floats, Floats]:
-    """Neighbors of a factor that each thread copies, and the number in one access: a divisor of the rows."""
+def _copied_elements(factor: Statement) -> tuple[Floats, Floats]:
+    """Neighboring elements of a factor that each thread copies, and how many of them one access copies."""
     nest = factor.nest
-    lanes = np.ones(nest.count, dtype=np.int64)
-    for at, loop in enumerate(nest.source.loops):
+    elements = np.ones(nest.count, dtype=np.int64)
+    for index, loop in enumerate(nest.source.loops):
         if loop.annotation is Annotation.VECTORIZE:
-            lanes = lanes * nest.extents[at].astype(np.int64)
-    read = _read(factor)
-    row = read.tensor.shape[-1] if read is not None and read.tensor.shape else 1
-    # A piece must not run over the end of a row, so its length divides both.
-    return lanes.astype(np.float64), np.gcd(lanes, row).astype(np.float64)
+            elements = elements * nest.extents[index].astype(np.int64)
+    source = _source(factor)
+    row = source.tensor.shape[-1] if source is not None and source.tensor.shape else 1
+    # An access must not run over the end of a row, so its length divides both.
+    return elements.astype(np.float64), np.gcd(elements, row).astype(np.float64)
 
 
 def _copied_bytes(factor: Statement) -> Floats:
-    """Bytes of one plain copy; 0 where the factor is converted."""
-    read, ops = _read(factor), factor.nest.source.ops
-    changed = any(getattr(ops, name) for name in _CHANGES)
-    item = 0 if read is None or changed else read.element_bytes
-    return _lanes(factor)[1] * item
+    """Bytes that one access copies; 0 where the statement computes something, or reads several tensors."""
+    source, ops = _source(factor), factor.nest.source.ops
+    is_changed = any(getattr(ops, name) for name in _CHANGES)
+    element_bytes = 0 if source is None or is_changed else source.element_bytes
+    return _copied_elements(factor)[1] * element_bytes
 
 
 def _is_asynchronous(factor: Statement) -> Flags:
-    """Whether plain copies of whole words are made."""
+    """Whether the factor is copied asynchronously, which takes accesses of one of the sizes `COPY_BYTES`."""
     return np.asarray(np.isin(_copied_bytes(factor), COPY_BYTES))
 
 
-def _read(factor: Statement) -> Footprint | None:
+def _source(factor: Statement) -> Footprint | None:
     """The tensor that a factor is copied from, if there is just one tensor."""
     reads = [footprint for footprint in factor.footprints if footprint.is_read]
     return reads[0] if len(reads) == 1 else None

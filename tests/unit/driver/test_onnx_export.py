@@ -23,7 +23,7 @@ from benchmarks import zoo
 from benchmarks.network_peers import BOUND, contender, seeded_inputs
 from retune.compiler.codegen.abi import custom_ops
 from retune.compiler.codegen.abi.c_module import INT, CModule
-from retune.compiler.codegen.abi.cpu_guard import AT, cpu_guard
+from retune.compiler.codegen.abi.cpu_guard import CPUID_BITS, cpu_guard
 from retune.compiler.codegen.cpu import describe
 from retune.compiler.core.errors import ArtifactError, DynamicShapeError, OptionError, UnsupportedOperatorError
 from retune.compiler.core.target import Target
@@ -256,7 +256,7 @@ def test_an_input_of_another_size_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="CPUID is an instruction of x86")
 def test_a_cpu_without_the_features_is_refused(tmp_path: Path) -> None:
     network = retune.compile(mlp_model())._program.network  # type: ignore[union-attr]
-    lacking = sorted(set(AT) - host_features())
+    lacking = sorted(set(CPUID_BITS) - host_features())
     if not lacking:
         pytest.skip("this CPU has all of them")
     for feature in lacking:
@@ -271,12 +271,12 @@ def test_features_of_this_cpu_are_found() -> None:
     """What LLVM says of this CPU, and what the CPU says, agree for every feature."""
     triple = describe(Target.host())[0]
     answers = {}
-    for feature in AT:
+    for feature in CPUID_BITS:
         module = CModule()
         asked, answer = cpu_guard(module, "asked", triple, [feature]), module.define("answer", "i32", linkage="")
         answer.ret(answer.builder.zext(answer.call(asked), INT))
         answers[feature] = bool(ctypes.CFUNCTYPE(ctypes.c_int32)(native_address(str(module), "answer"))())
-    assert answers == {feature: feature in host_features() for feature in AT}
+    assert answers == {feature: feature in host_features() for feature in CPUID_BITS}
 
 
 def test_a_model_refuses_the_library_of_another(tmp_path: Path) -> None:
