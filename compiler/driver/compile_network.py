@@ -38,15 +38,17 @@ _log = logging.getLogger(__name__)
 ORIGINS = {UNTESTED_CANDIDATE: ProgramOrigin.UNTESTED, FITTED_CANDIDATE: ProgramOrigin.TRANSFER}
 """Where programs come from by their `mutation`; all others are tuned, or the default schedule."""
 
+BuildError = DefinitionError | ScheduleError | LoweringError
+"""Why a program cannot be built."""
+
 BUILD_ERRORS = (DefinitionError, ScheduleError, LoweringError)
-"""What is raised for a program that cannot be built."""
+"""The classes of `BuildError`, for `except`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenProgram:
     """The program of one kernel of a network, to be built under the name of its task, and where it comes from: a
-    record, or what `note` says. `on_cpu` asks for CPU code in a network for a
-    GPU.
+    record, or what `note` says. `on_cpu` marks a kernel with CPU code in a network for a GPU.
     """
 
     task: SearchTask
@@ -66,15 +68,11 @@ class ChosenProgram:
         return build_kernel(self.task, self.steps, self.task.name)
 
 
-BuildError = DefinitionError | ScheduleError | LoweringError
-"""Why a kernel cannot be built."""
-
 BuildKernels = Callable[[Sequence[ChosenProgram]], Sequence[KernelArtifact | BuildError]]
 """Builds many kernels, maybe in parallel: each kernel, in order, or the error of its build."""
 
-
-_TRIED = 5
-"""Most records of a kernel that are built where the best one cannot be."""
+_MOST_OTHERS = 5
+"""Most of the other records of a kernel that are tried when the best cannot be built."""
 
 
 def build_in_process(programs: Sequence[ChosenProgram]) -> list[KernelArtifact | BuildError]:
@@ -92,7 +90,9 @@ def _try_build(program: ChosenProgram) -> KernelArtifact | BuildError:
 def reuse_kernels(
     built: Mapping[tuple[str, str], KernelArtifact], build: BuildKernels = build_in_process
 ) -> BuildKernels:
-    """Takes the kernels that were `built`, by workload key and steps text, and builds only the others, by `build`."""
+    """A function that builds kernels as `build` does, but takes those that it finds in `built`, which maps (workload
+    key, text of the steps) to a kernel.
+    """
 
     def find_built(program: ChosenProgram) -> KernelArtifact | None:
         kernel = built.get((program.task.workload_key, dump_steps(program.steps)))
@@ -141,8 +141,8 @@ def compile_graph(
         graph.constants.clear()
     with suppress_dispatch_warnings():
         choices = [
-            _choose(task, best.get(task.workload_key), heavy)
-            for task, heavy in zip(cut.tasks, cut.tunable, strict=True)
+            _choose(task, best.get(task.workload_key), tunable)
+            for task, tunable in zip(cut.tasks, cut.tunable, strict=True)
         ]
     choices, artifacts = _build(choices, build, threads, others)
     plan, constants = to_plan(rewritten, cut, {artifact.name: artifact for artifact in artifacts}, release=release)
@@ -217,12 +217,14 @@ def _fits(task: SearchTask, known: TaskProgram) -> bool:
     return True
 
 
-def _choose(task: SearchTask, best: TaskProgram | None, heavy: bool) -> ChosenProgram:
-    """The recorded program, when it can be read; else what the dispatch context knows."""
+def _choose(task: SearchTask, best: TaskProgram | None, tunable: bool) -> ChosenProgram:
+    """The program `best`, without it that of the dispatch context; the default schedule where there is neither, or the
+    steps of `best` cannot be read. By default a context warns only of `tunable` tasks that it has no record of.
+    """
     if best is None:
         if not is_enabled():
             return _default(task)
-        state = DispatchContext.current.query(task.target, task.workload_key, heavy, task.dag)
+        state = DispatchContext.current.query(task.target, task.workload_key, tunable, task.dag)
         if state is None:
             return _default(task)
         return ChosenProgram(task, steps_of(state), origin=ProgramOrigin.CONTEXT)
@@ -268,7 +270,7 @@ def _next_best(choice: ChosenProgram, others: Mapping[str, Sequence[TaskProgram]
     """What may take the place of a record that cannot be built: a few programs, each of which takes a build."""
     programs = others.get(choice.task.workload_key, ()) if choice.record_id else ()
     known = (_choose(choice.task, program, True) for program in programs if program.record_id != choice.record_id)
-    return islice((alternative for alternative in known if alternative.origin is not ProgramOrigin.DEFAULT), _TRIED)
+    return islice((other for other in known if other.origin is not ProgramOrigin.DEFAULT), _MOST_OTHERS)
 
 
 def _build_or_else(
@@ -297,8 +299,8 @@ def _build_or_else(
 
 
 def made_for(target: Target, threads: int, *, by_cpu: bool = False) -> dict[str, object]:
-    """What a file of compiled code says of the machine that it is for, and of what made it; `by_cpu` says that
-    some code of a file for a GPU is for the CPU of this machine. Raises: TargetError.
+    """Facts that a file of compiled code stores: the target, the CPU features that the code needs, threads, versions.
+    `by_cpu` says that some code of a file for a GPU is for the CPU of this machine. Raises: TargetError.
     """
     triple, cpu, features = backend_of(target).describe(target)
     if by_cpu:

@@ -156,20 +156,20 @@ def _add_model_routes(app: FastAPI, queues: Mapping[str, RequestQueue], metrics:
         return response
 
 
-def listen(config: uvicorn.Config) -> socket.socket:
-    """A socket at the address of `config` that takes connections already. Raises: OptionError when it is taken."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+def listen(server: uvicorn.Config) -> socket.socket:
+    """A socket at the address of `server` that takes connections already. Raises: OptionError when it is taken."""
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     try:
         listening = socket.create_server(
-            (config.host, config.port),
+            (server.host, server.port),
             family=family,
-            backlog=config.backlog,
+            backlog=server.backlog,
             # "::" takes connections of IPv4 too.
             dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6(),
         )
     except OSError as error:
         why = error.strerror or error
-        raise OptionError(f"cannot listen at {config.host}:{config.port}: {why}; choose another host or port") from None
+        raise OptionError(f"cannot listen at {server.host}:{server.port}: {why}; choose another host or port") from None
     # Accepted sockets inherit it. asyncio sets it only for sockets made with IPPROTO_TCP, which this one is not: head
     # and body of an answer would wait for each other, 40 ms a request.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -177,14 +177,16 @@ def listen(config: uvicorn.Config) -> socket.socket:
 
 
 async def _infer(queue: RequestQueue, request: Request, name: str) -> Response:
-    most = _HEAD_BYTES + sum(prod(spec.shape) * MOST_JSON_BYTES for spec in queue.inputs)
+    """Run the model `name` on the tensors of `request`; what is wrong with the request is in the response."""
+    most_bytes = _HEAD_BYTES + sum(prod(spec.shape) * MOST_JSON_BYTES for spec in queue.inputs)
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk
             # Checked while it arrives: a client must not be able to fill the memory.
-            if len(body) > most:
-                return _refuse(413, f"the request has more than the {most} bytes that the inputs of {name} can take")
+            if len(body) > most_bytes:
+                why = f"the request has more than the {most_bytes} bytes that the inputs of {name} can take"
+                return _refuse(413, why)
     except ClientDisconnect:
         return _refuse(499, "the client left")  # as nginx counts it
     try:
@@ -206,6 +208,7 @@ async def _infer(queue: RequestQueue, request: Request, name: str) -> Response:
 
 
 def _find(queues: Mapping[str, RequestQueue], name: str, version: str) -> RequestQueue | Response:
+    """The queue of a model, or the response that refuses the request."""
     if name not in queues:
         return _refuse(404, f"there is no model {name!r}; there are {', '.join(queues)}")
     if version != VERSION:

@@ -1,4 +1,4 @@
-"""An ONNX node's attributes with Python types, and its operands; a wrong type is reported."""
+"""An ONNX node as converters see it, `OnnxNode`: its attributes with Python types, and its operands."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,33 +13,37 @@ from retune.compiler.graph.ir import Array, Value
 from retune.compiler.ir.dims import whole
 
 MOST_ITERATIONS = 10_000
-"""A graph with more copies of a body takes seconds to build, and is too large to compile."""
+"""Most iterations of a loop to unroll: a larger graph takes seconds to build, and is too large to compile."""
 
 ConvertBody = Callable[[onnx.GraphProto, Sequence[str]], Sequence[str]]
+"""Converts a sub-graph of a node, given the names of values for its inputs, and returns the names of its outputs."""
 
 
 class TensorSequence(str):
-    """A sequence of tensors in place of a value's name: the names of its `parts`."""
+    """An operand or result that is a sequence of tensors, for which the graph has no value. It stands where the name of
+    a value would, and `parts` are the names of its tensors.
+    """
 
     parts: tuple[str, ...]
 
     def __new__(cls, parts: Sequence[str]) -> "TensorSequence":
         """The sequence of these values."""
-        made = super().__new__(cls, f"({', '.join(parts)})")
-        made.parts = tuple(parts)
-        return made
+        sequence = super().__new__(cls, f"({', '.join(parts)})")
+        sequence.parts = tuple(parts)
+        return sequence
 
 
 class ReportedError(UnsupportedOperatorError):
-    """A body did not convert; its nodes are already among the problems."""
+    """A sub-graph did not convert; the problems of its nodes are already in the importer's list."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
-    """A node of the model during conversion.
+    """A node of the model during conversion, whose methods read its attributes and operands.
 
     `inputs` are names of values in the graph under construction ("" for an omitted operand), `outputs` the model's own
-    names. `convert_body` writes a sub-graph of the node with values for its inputs, and returns its outputs.
+    names. Methods raise UnsupportedOperatorError for an attribute of another type and for a missing operand, and
+    UnknownValueError, its subclass, for an operand that must be constant and is not.
     """
 
     op_type: str
@@ -112,11 +116,11 @@ class OnnxNode:
         return builder.value(self.inputs[index])
 
     def array(self, builder: GraphBuilder, index: int, what: str) -> Array:
-        """A required constant operand; `what` names it in messages."""
+        """The content of the required operand `index`, which must be constant; `what` names it in messages."""
         return self.known(builder, self.operand(builder, index).name, what)
 
     def known(self, builder: GraphBuilder, name: str, what: str) -> Array:
-        """The content of a value that must be constant."""
+        """The content of the value `name`, which must be constant; `what` names it in messages."""
         array = builder.array(name)
         if array is None:
             inputs = builder.inputs_of(name)
@@ -159,6 +163,7 @@ class OnnxNode:
             raise self.unsupported(f"runs for more than {MOST_ITERATIONS:,} iterations")
 
     def unsupported(self, why: str) -> UnsupportedOperatorError:
+        """The error to raise about this node."""
         return UnsupportedOperatorError(f"{self.label}: {why}")
 
     @property

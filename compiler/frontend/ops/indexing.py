@@ -1,6 +1,7 @@
 """Converters of ONNX operators that use or compute indices: gather, scatter, top-k, cumulative sums and others.
 
-Indices are constants or computed values. Constant indices that are evenly spaced become slices.
+Indices are constants or computed values. Constant indices that are evenly spaced become slices. Other converters use
+`take`, `slice_axis` and `cut`, which emit an operator and return the name of its result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -109,6 +110,8 @@ def _scatter_nd(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _arg(op: str) -> Converter:
+    """A converter to the operator `op`, which is `arg_max` or `arg_min`."""
+
     def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         write, x = formula_of(builder, node)
         shape = builder.value(x).shape
@@ -117,8 +120,8 @@ def _arg(op: str) -> Converter:
             return [write(op, x, axis=axis, keepdims=keepdims)]
         # The last of equal elements is the first of the axis backwards.
         backwards = builder.arange(shape[axis], start=shape[axis] - 1, step=-1)
-        turned = builder.emit("gather", [x, backwards], {"axis": axis})
-        index = write(op, turned, axis=axis, keepdims=keepdims)
+        reversed_x = builder.emit("gather", [x, backwards], {"axis": axis})
+        index = write(op, reversed_x, axis=axis, keepdims=keepdims)
         last = builder.scalar(shape[axis] - 1, "int64")
         return [write("sub", last, index)]
 
@@ -160,6 +163,8 @@ _BLOCK = 16
 
 
 def _cumulative(op: str, join: str, neutral: int) -> Converter:
+    """A converter of running totals: `op` reduces an axis, `join` combines two totals, `neutral` changes no total."""
+
     def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         write, x = formula_of(builder, node)
         dtype, rank = builder.value(x).dtype, len(builder.value(x).shape)
@@ -216,12 +221,12 @@ def _reverse_sequence(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     shape = builder.value(x).shape
     time, batch = node.integer("time_axis", 0), node.integer("batch_axis", 1)
     lengths = node.operand(builder, 1)
-    line, row = [1] * len(shape), [1] * len(shape)
-    line[time], row[batch] = shape[time], shape[batch]
-    positions = builder.arange(shape[time], line)
-    ends = builder.emit("reshape", [lengths.name], {"shape": tuple(row)})
-    turned = builder.emit("sub", [builder.emit("sub", [ends, positions]), builder.scalar(1, "int64")])
-    chosen = builder.emit("where", [builder.emit("less", [positions, ends]), turned, positions])
+    time_shape, batch_shape = [1] * len(shape), [1] * len(shape)
+    time_shape[time], batch_shape[batch] = shape[time], shape[batch]
+    positions = builder.arange(shape[time], time_shape)
+    ends = builder.emit("reshape", [lengths.name], {"shape": tuple(batch_shape)})
+    mirrored = builder.emit("sub", [builder.emit("sub", [ends, positions]), builder.scalar(1, "int64")])
+    chosen = builder.emit("where", [builder.emit("less", [positions, ends]), mirrored, positions])
     return [write("gather_elements", x, builder.emit("broadcast_to", [chosen], {"shape": shape}), axis=time)]
 
 
