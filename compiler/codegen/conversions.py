@@ -1,8 +1,8 @@
 """Emits the instructions that convert a value to another type.
 
-Conversions follow NumPy's astype and are defined wherever NumPy's are: a float that is too large for a narrow integer
-keeps its lowest bits. Between bfloat16 and float32 only integer instructions are used, which every CPU has; rounding is
-to nearest even and subnormal numbers are kept.
+`emit` appends an instruction and returns its result. Conversions follow NumPy's astype and are defined wherever NumPy's
+are: a float that is too large for a narrow integer keeps its lowest bits. Between bfloat16 and float32 only integer
+instructions are used, which every CPU has; rounding is to nearest even and subnormal numbers are kept.
 """
 
 from retune.compiler.codegen.math.narrow_floats import from_float32, to_float32
@@ -10,18 +10,19 @@ from retune.compiler.codegen.types import BYTE, is_float, is_unsigned, item_byte
 from retune.compiler.codegen.values import Emit, Value
 from retune.compiler.core.dtype import BFLOAT16, NARROW_FLOATS, NARROW_INTEGERS, arithmetic_type, item_bits
 
-_SHUFFLED = 32
-"""Lanes from which the upper halves of float32 numbers are a shuffle: two vectors of AVX-512."""
+_SHUFFLE_LANES = 32
+"""From so many lanes on, a shuffle takes the upper halves of float32 numbers: two vectors of AVX-512."""
 
 
 def cast(emit: Emit, value: Value, dtype: str) -> Value:
+    """Convert every lane of a value to the element type `dtype`; a value of that type is returned as is."""
     source = value.dtype
     if source == dtype:
         return value
     if source in NARROW_FLOATS:
         return cast(emit, to_float32(emit, value), dtype)
     if dtype in NARROW_FLOATS:
-        exact = _rounded_to_odd(emit, value) if source == "float64" else cast(emit, value, "float32")
+        exact = _round_to_odd(emit, value) if source == "float64" else cast(emit, value, "float32")
         return from_float32(emit, exact, dtype)
     if source in NARROW_INTEGERS:  # a register holds them extended
         return cast(emit, Value(value.text, value.lanes, arithmetic_type(source)), dtype)
@@ -29,11 +30,11 @@ def cast(emit: Emit, value: Value, dtype: str) -> Value:
         byte = cast(emit, value, arithmetic_type(dtype))
         return in_register(emit, Value(byte.text, byte.lanes, dtype))
     if source == BFLOAT16:
-        return cast(emit, _extend(emit, value), dtype)
+        return cast(emit, _extend_bfloat16(emit, value), dtype)
     if dtype == BFLOAT16:
-        return _round(emit, cast(emit, value, "float32"))
+        return _round_to_bfloat16(emit, cast(emit, value, "float32"))
     if source == "float64" and dtype == "float16":
-        return cast(emit, _rounded_to_odd(emit, value), dtype)
+        return cast(emit, _round_to_odd(emit, value), dtype)
     if dtype == "bool":
         zero = literal(0, source, value.lanes)
         # Unordered: a NaN is true, as in NumPy.
@@ -45,7 +46,7 @@ def cast(emit: Emit, value: Value, dtype: str) -> Value:
     if item_bytes(dtype) == item_bytes(source) and not is_float(source) and not is_float(dtype) and source != "bool":
         return Value(value.text, value.lanes, dtype)
     converted = emit(
-        f"{_instruction(source, dtype)} {value.typed} to {llvm_type(dtype, value.lanes)}", value.lanes, dtype
+        f"{_select_instruction(source, dtype)} {value.typed} to {llvm_type(dtype, value.lanes)}", value.lanes, dtype
     )
     if is_float(source) and not is_float(dtype):
         # A value that does not fit, such as a NaN, becomes some number; without `freeze` LLVM may treat everything that
@@ -55,7 +56,7 @@ def cast(emit: Emit, value: Value, dtype: str) -> Value:
 
 
 def low_bits(emit: Emit, value: Value) -> Value:
-    """The bits of an element of at most a byte, the others 0: its form in memory."""
+    """Clear all bits beyond those of an element of at most a byte, which gives its form in memory."""
     bits = item_bits(value.dtype)
     if bits == BYTE:
         return value
@@ -63,7 +64,7 @@ def low_bits(emit: Emit, value: Value) -> Value:
 
 
 def in_register(emit: Emit, value: Value) -> Value:
-    """An element of at most a byte from its low bits: extended by its sign, or by zeros."""
+    """Extend an element of at most a byte from its low bits, by its sign or by zeros: its form in a register."""
     if is_float(value.dtype) or is_unsigned(value.dtype):
         return low_bits(emit, value)
     spare = literal(BYTE - item_bits(value.dtype), "uint8", value.lanes)
@@ -71,7 +72,8 @@ def in_register(emit: Emit, value: Value) -> Value:
     return emit(f"ashr {upper.typed}, {spare}", value.lanes, value.dtype)
 
 
-def _instruction(source: str, dtype: str) -> str:
+def _select_instruction(source: str, dtype: str) -> str:
+    """LLVM's instruction that converts between two types of different width or kind."""
     unsigned = is_unsigned(source) or source == "bool"
     if is_float(source) and is_float(dtype):
         return "fpext" if item_bytes(dtype) > item_bytes(source) else "fptrunc"
@@ -84,7 +86,7 @@ def _instruction(source: str, dtype: str) -> str:
     return "zext" if unsigned else "sext"
 
 
-def _rounded_to_odd(emit: Emit, value: Value) -> Value:
+def _round_to_odd(emit: Emit, value: Value) -> Value:
     """A float64 rounded to odd in float32, so that rounding it to fewer bits rounds once; without it LLVM calls a
     library function for float64 to float16.
     """
@@ -110,7 +112,7 @@ def _rounded_to_odd(emit: Emit, value: Value) -> Value:
     return emit(f"bitcast {odd.typed} to {llvm_type('float32', lanes)}", lanes, "float32")
 
 
-def _extend(emit: Emit, value: Value) -> Value:
+def _extend_bfloat16(emit: Emit, value: Value) -> Value:
     """A bfloat16 as float32: its bits are the upper half."""
     lanes = value.lanes
     bits = emit(f"zext {value.typed} to {llvm_type('uint32', lanes)}", lanes, "uint32")
@@ -118,7 +120,7 @@ def _extend(emit: Emit, value: Value) -> Value:
     return emit(f"bitcast {upper.typed} to {llvm_type('float32', lanes)}", lanes, "float32")
 
 
-def _round(emit: Emit, value: Value) -> Value:
+def _round_to_bfloat16(emit: Emit, value: Value) -> Value:
     """A float32 as bfloat16: half of the last place is added, minus 1 if the even neighbor is below; NaNs stay."""
     lanes = value.lanes
 
@@ -135,7 +137,7 @@ def _round(emit: Emit, value: Value) -> Value:
     quiet = emit(f"or {bits.typed}, {number_text(0x400000)}", lanes, "uint32")
     is_nan = emit(f"fcmp uno {value.typed}, {value.text}", lanes, "bool")
     chosen = emit(f"select {is_nan.typed}, {quiet.typed}, {near.typed}", lanes, "uint32")
-    if lanes >= _SHUFFLED:
+    if lanes >= _SHUFFLE_LANES:
         return _upper_halves(emit, chosen)
     # Last, so that LLVM masks the lower half where the result is a float32 again.
     chosen = emit(f"lshr {chosen.typed}, {number_text(16)}", lanes, "uint32")

@@ -1,7 +1,8 @@
-"""Emits the addresses of buffer accesses, and the loads and stores.
+"""Emits the addresses of buffer accesses, masked loads and stores, and conversions between register and memory form.
 
-The part of an address that an outer loop adds is computed where that loop starts, including index arithmetic such as
-divisions; unrolled loops only add constants.
+Plain loads are in `expressions.py`, plain stores in `body.py`. The flat index of an access is a constant plus atoms
+(variables, or index arithmetic that is not affine) times coefficients. What an outer loop adds to an address is
+computed where that loop starts, including arithmetic such as divisions; unrolled loops only add constants.
 """
 
 from retune.compiler.codegen.conversions import cast, in_register, low_bits
@@ -18,30 +19,35 @@ _TOTAL = (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL, BinaryOp.MIN, BinaryOp.MAX)
 
 
 class MemoryEmitter(Emitter):
-    """Computes addresses, and writes loads and stores."""
+    """Emits addresses, masked accesses and conversions of form; `ExpressionEmitter` is built on it."""
 
     def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> IndexForm:
-        """The flat index, computed once an access, not once an unrolled copy."""
+        """The flat index of an access, in elements: computed once, not again in each unrolled copy."""
         return self.memo(flat_index, buffer.shape, indices)
 
     def locate(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Address:
-        """The address of an element: literals, then the contribution of each outer loop, then the lanes."""
+        """Emit the address of an element, or of the first lane of a vector loop.
+
+        Literals add up to the address's offset, lanes to its stride, and registers of every scope to its pointer. The
+        stride is None, without a pointer, if lanes are at no constant distance: the caller then locates each lane.
+        """
         storage = self.storage[buffer]
         form = self.form(buffer, indices)
         offset = form.const
         stride: int | None = 0
+        # By scope: registers and their coefficients.
         by_depth: dict[int, list[tuple[str, int]]] = {}
         for atom, coefficient in form.terms.items():
-            bound = self.env.get(atom) if isinstance(atom, Var) else None
-            if isinstance(bound, int):
-                offset += coefficient * bound
-            elif isinstance(bound, Scalar):
-                by_depth.setdefault(bound.depth, []).append((bound.text, coefficient))
-            elif isinstance(bound, Ramp):
-                offset += coefficient * bound.offset
+            binding = self.binding(atom)
+            if isinstance(binding, int):
+                offset += coefficient * binding
+            elif isinstance(binding, Scalar):
+                by_depth.setdefault(binding.depth, []).append((binding.text, coefficient))
+            elif isinstance(binding, Ramp):
+                offset += coefficient * binding.offset
                 stride = None if stride is None else stride + coefficient
-                if bound.base is not None:
-                    base = self.env[bound.base]
+                if binding.base is not None:
+                    base = self.env[binding.base]
                     assert isinstance(base, Scalar)
                     by_depth.setdefault(base.depth, []).append((base.text, coefficient))
             else:
@@ -50,9 +56,9 @@ class MemoryEmitter(Emitter):
                 if value.lanes > 1:
                     return Address("", 0, None)
                 by_depth.setdefault(depth, []).append((value.text, coefficient))
-        kind = memory_type(buffer.dtype)
+        element = memory_type(buffer.dtype)
         pointer = storage.pointer
-        current = by_depth.pop(-1, [])
+        not_hoisted = by_depth.pop(-1, [])
         # From the outermost loop inwards: each part is computed where its variable is known (loop-invariant code
         # motion).
         for depth in sorted(by_depth):
@@ -61,17 +67,17 @@ class MemoryEmitter(Emitter):
                 if coefficient != 1:
                     text = self.writer.hoist(depth, ("mul", text, coefficient), f"mul nsw i64 {text}, {coefficient}")
                 pointer = self.writer.hoist(
-                    depth, ("gep", kind, pointer, text), f"getelementptr {kind}, ptr {pointer}, i64 {text}"
+                    depth, ("gep", element, pointer, text), f"getelementptr {element}, ptr {pointer}, i64 {text}"
                 )
         # Parts that depend on memory or this iteration come last, after everything that could be hoisted.
-        for text, coefficient in current:
+        for text, coefficient in not_hoisted:
             scaled = self.writer.value(f"mul i64 {text}, {coefficient}")
-            pointer = self.writer.value(f"getelementptr {kind}, ptr {pointer}, i64 {scaled}")
+            pointer = self.writer.value(f"getelementptr {element}, ptr {pointer}, i64 {scaled}")
         # An accumulator inside a vector loop has a whole vector for each element.
         return Address(pointer, offset * storage.lanes, stride)
 
     def atom(self, expr: Expr) -> tuple[Value, int]:
-        """The value of an index that is not affine, and its scope (-1: the current point)."""
+        """Emit an index that is not affine. Returns its value, and the scope from which it is known (-1: only here)."""
         if any(isinstance(node, Load) for node in parts(expr)):
             # Not cached: the memory it reads may be written between two uses.
             return self.as_index(self.evaluate(expr)), -1
@@ -93,9 +99,11 @@ class MemoryEmitter(Emitter):
         return value, -1
 
     def as_index(self, value: Value) -> Value:
+        """Convert a value to the type of indices."""
         return cast(self.result, value, INDEX)
 
     def pointer_to(self, address: Address, buffer: Buffer) -> str:
+        """Emit the pointer to an address, its offset included."""
         if address.offset == 0:
             return address.pointer
         kind = memory_type(buffer.dtype)
@@ -116,7 +124,9 @@ class MemoryEmitter(Emitter):
         return item_bytes(buffer.dtype)
 
     def masked_read(self, pointer: str, dtype: str, mask: Value, otherwise: str, align: int = 0) -> Value:
-        """Neighboring elements where the mask holds, and a literal elsewhere; a bool comes as a byte."""
+        """Load neighboring elements where the mask holds; the others are the literal `otherwise`. A bool comes as a
+        byte. `align` is in bytes; 0 means that of an element.
+        """
         kind = memory_type(dtype, mask.lanes)
         suffix = intrinsic_suffix("int8" if dtype == "bool" else dtype, mask.lanes)
         operand = f"ptr align {align or item_bytes(dtype)} {pointer}"
@@ -124,13 +134,13 @@ class MemoryEmitter(Emitter):
         return self.result(call, mask.lanes, dtype)
 
     def masked_write(self, pointer: str, value: Value, mask: Value) -> None:
-        """Neighboring elements where the mask holds; the value is in its form in memory."""
+        """Store neighboring elements where the mask holds; the value is in its form in memory."""
         suffix = intrinsic_suffix(value.dtype, mask.lanes)
         operand = f"ptr align {item_bytes(value.dtype)} {pointer}"
         self.writer.put(f"call void @llvm.masked.store.{suffix}.p0({value.typed}, {operand}, {mask.typed})")
 
     def from_memory(self, value: Value) -> Value:
-        """A loaded byte as a bool or an element below a byte; other types are unchanged."""
+        """Convert a loaded byte to a bool or an element below a byte; other types are unchanged."""
         if value.dtype in NARROW:
             return in_register(self.result, value)
         if value.dtype != "bool":
@@ -139,7 +149,7 @@ class MemoryEmitter(Emitter):
         return self.result(f"icmp ne {memory_type('bool', value.lanes)} {value.text}, {zero}", value.lanes, "bool")
 
     def to_memory(self, value: Value, dtype: str) -> Value:
-        """A value in its form in memory."""
+        """Convert a value to `dtype`, in its form in memory: a bool is a byte there."""
         value = cast(self.result, value, dtype)
         if dtype in NARROW:
             return low_bits(self.result, value)

@@ -12,7 +12,8 @@ from retune.compiler.vm.machine import VirtualMachine
 
 
 class VMExecutor:
-    """Compiles and runs a network: for experiments and for looking inside.
+    """Compiles and runs a network: for experiments, and to look at its `executable` and its machine `vm`
+    afterwards. The interface is TVM's. `mod` is a network as `compile` reads it, such as a path or a `Program`.
 
     scores = VMExecutor("model.onnx", cpu(), "llvm").evaluate()(image)
     """
@@ -28,8 +29,8 @@ class VMExecutor:
         self.vm: VirtualMachine | None = None
 
     def evaluate(self, expr: Any = None) -> Callable[..., Any]:
-        """A function that takes the inputs, in order or by name, and gives what `VirtualMachine.run` does. `expr` is
-        another network to be run instead. Raises: as `compile`.
+        """Compile the network, or `expr` in its place. Returns `VirtualMachine.run`, which takes the inputs in order or
+        by name. Raises: as `compile`.
         """
         if expr is not None:
             self.mod = expr

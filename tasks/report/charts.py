@@ -1,4 +1,4 @@
-"""The charts of a page about a run, as SVG. A chart that has nothing to show is empty text.
+"""The charts of the HTML report and of Prefect's UI, as SVG text; a chart that has nothing to show is empty text.
 
 What is tuned, untuned and ONNX Runtime's has one color each in all charts. A solid line is the search, a dashed line a
 time to compare with.
@@ -30,6 +30,7 @@ from retune.tasks.report.svg import (
 WIDE, TALL = 540.0, 320.0
 PANEL, PANEL_HEIGHT = 300.0, 170.0
 BAR = 22.0
+"""Pixels: width and height of a chart and of the small chart of a task, and the height of a bar."""
 DASHES = "5 3"
 
 CONTENDERS = {"tuned": 0, "untuned": 1, "ONNX Runtime": 2}
@@ -38,12 +39,12 @@ TUNED, UNTUNED = map(color_of, (0, 1))
 
 
 def contender_color(name: str, index: int = 0) -> str:
-    """The color of a way to run the network, the same in all charts; others differ by their `place`."""
+    """The color of a way to run the network, the same in all charts; others differ by their `index`."""
     return color_of(CONTENDERS.get(name, 3 + index % 3))
 
 
 def latency_chart(latencies: Mapping[str, float], *, alone: bool = False) -> str:
-    """A bar for each way to run the network; `alone` makes it a picture file."""
+    """A bar for each way to run the network, by its latency in seconds; `alone` makes it a picture file."""
     known = {name: seconds for name, seconds in latencies.items() if math.isfinite(seconds)}
     if not known:
         return ""
@@ -51,15 +52,17 @@ def latency_chart(latencies: Mapping[str, float], *, alone: bool = False) -> str
     parts = []
     for index, (name, seconds) in enumerate(known.items()):
         top = 6 + index * (BAR + 8)
-        words = f"{milliseconds(seconds)} ms"
+        label = f"{milliseconds(seconds)} ms"
         parts.append(svg_text(94, top + 15, name, "end", size=12))
-        parts.append(rect(100, top, scale(seconds) - 100, BAR, contender_color(name, index), f"{name}: {words}"))
-        parts.append(svg_text(scale(seconds) + 6, top + 15, words, size=12))
-    return _sheet("Latency of the network", WIDE, 6 + len(known) * (BAR + 8), parts, alone)
+        parts.append(rect(100, top, scale(seconds) - 100, BAR, contender_color(name, index), f"{name}: {label}"))
+        parts.append(svg_text(scale(seconds) + 6, top + 15, label, size=12))
+    return _draw_figure("Latency of the network", WIDE, 6 + len(known) * (BAR + 8), parts, alone)
 
 
 def network_chart(course: Sequence[tuple[float, float]], levels: Mapping[str, float], *, alone: bool = False) -> str:
-    """The estimated latency over the seconds spent, with levels to compare with; `alone` makes it a picture file."""
+    """The estimated latency over the seconds spent, a pair each in `course`, with `levels` to compare with. All times
+    are in seconds; `alone` makes it a picture file.
+    """
     if len(course) < 2:
         return ""
     frame = Frame(52, 40, WIDE - 14, TALL - 36, "seconds of tuning", "ms")
@@ -74,9 +77,9 @@ def network_chart(course: Sequence[tuple[float, float]], levels: Mapping[str, fl
     for name, seconds in shown.items():
         level = y(seconds * 1e3)
         parts.append(polyline([(frame.left, level), (frame.right, level)], colors[name], dashes=DASHES))
-    line = _stairs([(x(elapsed), y(latency * 1e3)) for elapsed, latency in course])
+    line = _make_steps([(x(elapsed), y(latency * 1e3)) for elapsed, latency in course])
     parts.append(polyline(line, TUNED, width=2))
-    return _sheet("Estimated latency of the network while it was tuned", WIDE, TALL, parts, alone)
+    return _draw_figure("Estimated latency of the network while it was tuned", WIDE, TALL, parts, alone)
 
 
 def precision_chart(choice: PrecisionChoice) -> str:
@@ -92,9 +95,9 @@ def precision_chart(choice: PrecisionChoice) -> str:
     parts = [*svg_legend(frame.left, {"predicted": TUNED}, 4), *frame.axes(x, y)]
     parts += svg_legend(frame.left + 110, {"float32": UNTUNED}, 4, 110, DASHES)
     parts.append(polyline([(frame.left, y(level)), (frame.right, y(level))], UNTUNED, dashes=DASHES))
-    parts.append(polyline(_stairs([*zip(map(x, tolerances), map(y, latencies), strict=True)]), TUNED, width=2))
-    words = f"chosen: {milliseconds(choice.seconds)} ms, error {choice.error:.2%}"
-    parts.append(circle(x(dot[0]), y(dot[1]), 5, TUNED, words))
+    parts.append(polyline(_make_steps([*zip(map(x, tolerances), map(y, latencies), strict=True)]), TUNED, width=2))
+    label = f"chosen: {milliseconds(choice.seconds)} ms, error {choice.error:.2%}"
+    parts.append(circle(x(dot[0]), y(dot[1]), 5, TUNED, label))
     return svg_figure("Latency of the network against the tolerance", WIDE, TALL, parts)
 
 
@@ -122,7 +125,7 @@ def task_chart(name: str, trials: Sequence[MeasureRecord]) -> str:
     if math.isfinite(default):
         level = y(default * 1e3)
         parts.append(polyline([(frame.left, level), (frame.right, level)], UNTUNED, dashes=DASHES))
-    parts.append(polyline(_stairs(course), TUNED, width=2))
+    parts.append(polyline(_make_steps(course), TUNED, width=2))
     return svg_figure(f"Trials of {name}", PANEL, PANEL_HEIGHT, parts)
 
 
@@ -153,9 +156,9 @@ def roofline_chart(kernels: Sequence[KernelRow], limits: MachineLimits | None) -
         parts.append(polyline(line, color, dashes=DASHES))
     label = f"{limits.peak_gflops:.0f} GFLOP/s on {limits.threads} thread{'s' if limits.threads > 1 else ''}"
     parts.append(svg_text(frame.right, y(limits.peak_gflops) - 5, label, "end", muted=True))
-    whole = sum(kernel.weighted_seconds for kernel in kernels)
+    total_seconds = sum(kernel.weighted_seconds for kernel in kernels)
     for kernel, across in zip(points, reach, strict=True):
-        share = kernel.weighted_seconds / whole
+        share = kernel.weighted_seconds / total_seconds
         tip = f"{kernel.name}: {kernel.gflops:.1f} GFLOP/s, {across:.1f} operations a byte, {share:.1%} of the time"
         # The area of a dot, not its radius, is what eyes compare.
         parts.append(circle(x(across), y(kernel.gflops), 3 + 14 * math.sqrt(share), TUNED, tip, 0.55))
@@ -172,15 +175,15 @@ def task_charts(facts: RunFacts) -> list[tuple[KernelRow, str]]:
     return charts
 
 
-def _sheet(title: str, width: float, height: float, parts: Sequence[str], alone: bool) -> str:
+def _draw_figure(title: str, width: float, height: float, parts: Sequence[str], alone: bool) -> str:
     """A part of a page, or a file with its title above."""
     if not alone:
         return svg_figure(title, width, height, parts)
     return svg_document(title, width, height + 34, ['<g transform="translate(0 34)">', *parts, "</g>"])
 
 
-def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points with a level from each to the next one's place."""
+def _make_steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The corners of a line that stays level from each point to the x of the next, then steps to its y."""
     steps: list[tuple[float, float]] = []
     # A best so far holds until it is beaten: steps, not slopes.
     for x, y in points:
