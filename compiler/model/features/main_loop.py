@@ -232,7 +232,7 @@ def _copied_bytes(factor: Statement) -> Floats:
 
 
 def _is_asynchronous(factor: Statement) -> Flags:
-    """Whether the factor is copied asynchronously, which takes accesses of one of the sizes `COPY_BYTES`."""
+    """Whether the factor is copied asynchronously, which takes accesses of a size in `COPY_BYTES`."""
     return np.asarray(np.isin(_copied_bytes(factor), COPY_BYTES))
 
 
