@@ -153,7 +153,7 @@ def _scale(builder: GraphBuilder, scale: float, zero: np.uint8) -> list[str]:
 
 
 def bound(graph: Graph, target: Target, threads: int) -> Callable[[], object]:
-    """A call of the untuned kernels of a graph on random inputs."""
+    """A call of a graph with default schedules on random inputs."""
     optimized = optimize(graph)
     cut = partition(optimized, target, hardware_of(target, threads))
     executor = GraphExecutor(compile_graph(optimized, target, {}, threads=threads, cut=cut), threads)

@@ -455,7 +455,7 @@ def _describe(spec: BufferSpec) -> str:
 
 
 def _mapped(function: Callable[[Any], object], value: object) -> object:
-    """The value with `function` applied to its arrays: one, a list of them, or None for an absent value."""
+    """The value with `function` applied to its arrays: an array, a list of them, or None for an absent value."""
     if isinstance(value, list | tuple):
         return [function(array) for array in value]
     return None if value is None else function(value)

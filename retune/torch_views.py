@@ -37,7 +37,7 @@ class _View:
 class Views:
     """The views among the outputs of `forward`, which is changed in place to return the tensors that they view.
 
-    `restore` turns the results of the changed graph into the outputs of the original one.
+    `restore` turns the results of the changed graph into the outputs of the original.
     """
 
     def __init__(self, forward: torch.fx.GraphModule) -> None:
@@ -66,7 +66,7 @@ class Views:
             forward.recompile()
 
     def restore(self, returned: Returned) -> Returned:
-        """The outputs of the original graph, from those of the changed one."""
+        """The outputs of the original graph, from those of the changed graph."""
         if self._is_plain:
             return returned
         values, outputs = as_sequence(returned), []

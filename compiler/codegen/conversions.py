@@ -149,7 +149,7 @@ def _upper_halves(emit: Emit, bits: Value) -> Value:
     instructions.
     """
     lanes = bits.lanes
-    # Odd words are the upper ones of little-endian machines, as all targets are.
+    # Odd words are the upper words of little-endian machines, as all targets are.
     words = llvm_type(BFLOAT16, 2 * lanes)
     halves = emit(f"bitcast {bits.typed} to {words}", 2 * lanes, BFLOAT16)
     odd = ", ".join(f"i32 {2 * lane + 1}" for lane in range(lanes))

@@ -1,4 +1,4 @@
-"""Writes the functions in which the threads of a team share a parallel loop, also one with a symbolic extent."""
+"""Writes the functions in which the threads of a team share a parallel loop, also where its extent is symbolic."""
 
 from collections.abc import Sequence
 

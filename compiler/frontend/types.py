@@ -28,7 +28,7 @@ def fed_inputs(model: onnx.ModelProto, declared: Iterable[str]) -> list[onnx.Val
     """The inputs that a caller feeds: those that are not weights. `declared` are the names that a caller declares.
 
     Raises: ModelFormatError when one of these is no input, or an input is neither a tensor, nor a sequence of tensors,
-    nor an optional one of both.
+    nor an optional of either.
     """
     # Before IR version 4, initializers were listed among the inputs too.
     weights = {tensor.name for tensor in model.graph.initializer}

@@ -86,11 +86,11 @@ def _origins(part: LoopFunction, program: SymbolicProgram) -> dict[Buffer, tuple
     return origins
 
 
-def in_turns(region: Region, body: Stmt, number: int) -> Stmt:
+def in_series(region: Region, body: Stmt, number: int) -> Stmt:
     """The blocks of a region one after another."""
-    turn = Var(f"turn{MARK}{number}")
-    placed_body = Let(origin_of(region.known), _origin(region, turn), MOST, body)
-    return For(turn, region.count, LoopKind.SERIAL, placed_body)
+    iteration = Var(f"iteration{MARK}{number}")
+    placed_body = Let(origin_of(region.known), _origin(region, iteration), MOST, body)
+    return For(iteration, region.count, LoopKind.SERIAL, placed_body)
 
 
 def in_parallel(
@@ -101,13 +101,13 @@ def in_parallel(
     """
     counts = [region.count for region in around] + [sum(region.count for region, _ in blocks)]
     total = prod(counts)
-    turn, index = Var(f"block{MARK}{number}"), Var(f"index{MARK}{number}")
+    iteration, index = Var(f"block{MARK}{number}"), Var(f"index{MARK}{number}")
     bindings: list[tuple[Var, Expr, int]] = []
-    digit: Expr = turn
+    digit: Expr = iteration
     if strips is not None:
         # Strips outside, so that a strip of a factor stays in the cache while it meets all rows.
-        bindings.append((strips.var, turn // dim_expr(total), strips.extent))
-        digit = turn % dim_expr(total)
+        bindings.append((strips.var, iteration // dim_expr(total), strips.extent))
+        digit = iteration % dim_expr(total)
     bindings.append((index, digit % dim_expr(counts[-1]) if around else digit, MOST))
     for position in range(len(around) - 1, -1, -1):
         digit = digit // dim_expr(counts[position + 1])
@@ -116,7 +116,7 @@ def in_parallel(
     body = block(*_choose(index, blocks))
     for var, value, extent in reversed(bindings):
         body = Let(var, value, extent, body)
-    return For(turn, total * (1 if strips is None else strips.extent), LoopKind.PARALLEL, body)
+    return For(iteration, total * (1 if strips is None else strips.extent), LoopKind.PARALLEL, body)
 
 
 def _choose(index: Var, blocks: Sequence[tuple[Region, Stmt]]) -> Iterator[Stmt]:

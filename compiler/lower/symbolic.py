@@ -14,7 +14,7 @@ from retune.compiler.ir.dot import Pair
 from retune.compiler.ir.rewrite import find_stmts, rewrite
 from retune.compiler.ir.stmt import Allocate, For, LoopFunction, Stmt, block
 from retune.compiler.ir.verify import verify
-from retune.compiler.lower.block_placement import Region, in_parallel, in_turns, placed, regions_of, with_shapes
+from retune.compiler.lower.block_placement import Region, in_parallel, in_series, placed, regions_of, with_shapes
 from retune.compiler.lower.build_loops import build_loops
 from retune.compiler.lower.passes import LoopPass
 from retune.compiler.lower.pipeline import cpu_passes
@@ -33,7 +33,7 @@ from retune.compiler.te.tensor import RANKS, SCATTERS, ComputeOp, PlaceholderOp,
 _COLUMNS = 64
 """Points of a block along the last axis of the results: a few vectors on every machine."""
 _COLUMN_RATIO = 4
-"""The ratio of blocks of columns to the next smaller ones: each size is another part of the code."""
+"""The ratio of blocks of columns to the next smaller blocks: each size is another part of the code."""
 _MANY_ROWS = 840
 """Rows that the heights of all register tiles divide."""
 _MARGIN = 16 << 10
@@ -157,14 +157,14 @@ class _Builder:
         return self._finish(block(*parts))
 
     def _block(self, plan: _Plan, outer: Sequence[Region]) -> tuple[For | None, Stmt]:
-        """What a block of some regions computes, and the parallel loop around it, if it has one."""
+        """What a block of some regions computes, and the parallel loop around it, if any."""
         if plan.inner is None:
             return placed(self._lower(plan, outer), self.program, has_strips=plan.has_strips)
-        turns = []
+        series = []
         for region in plan.regions_of(plan.inner):
             _, body = placed(self._lower(plan, (*outer, region)), self.program, has_strips=False)
-            turns.append(in_turns(region, body, len(self.parts)))
-        return None, block(*turns)
+            series.append(in_series(region, body, len(self.parts)))
+        return None, block(*series)
 
     def _finish(self, body: Stmt) -> LoopFunction:
         """The kernel of this body. Raises: _UnsupportedError."""

@@ -1,7 +1,7 @@
 """Gives loops over symbolic axes their extents: whole vectors, and what is left under a mask.
 
 before: vector j in MOST: y[i, j] = f(x[i, j])
-after:  for j.turn in n // 64: vector j in 64: y[i, j.turn * 64 + j] = f(…)
+after:  for j.iteration in n // 64: vector j in 64: y[i, j.iteration * 64 + j] = f(…)
         vector j in 64: if n // 64 * 64 + j < n: …
 """
 
@@ -32,12 +32,12 @@ def bounded(loop: For, classes: Sequence[AxisClass]) -> Stmt | None:
     if loop.extent == MOST and loop.kind in (LoopKind.SERIAL, LoopKind.PARALLEL):
         return replace(loop, extent=known.extent)
     if loop.extent == MOST and loop.kind is LoopKind.VECTOR:
-        turn = Var(f"{loop.var.name}.turn")
-        lanes = _with(replace(loop, extent=_LANES), loop.var, turn * _LANES + loop.var)
-        return _in_turns(turn, lanes, known.extent)
+        iteration = Var(f"{loop.var.name}.iteration")
+        lanes = _with(replace(loop, extent=_LANES), loop.var, iteration * _LANES + loop.var)
+        return _in_vectors(iteration, lanes, known.extent)
     is_split = isinstance(inner, For) and _axis_of(inner) == axis and loop.extent * inner.extent == MOST
     if isinstance(inner, For) and is_split and inner.kind is LoopKind.VECTOR:
-        return _in_turns(loop.var, inner, known.extent)
+        return _in_vectors(loop.var, inner, known.extent)
     return None
 
 
@@ -46,14 +46,14 @@ def _axis_of(loop: For) -> str:
     return loop.var.name.partition(".")[0]
 
 
-def _in_turns(turn: Var, lanes: For, extent: int) -> Stmt | None:
+def _in_vectors(iteration: Var, lanes: For, extent: int) -> Stmt | None:
     """Whole iterations of `lanes`, and the lanes that are left under a mask; None where these depend on each other."""
     width = lanes.extent
     full = dim_expr(extent // width)
-    remaining = If(full * width + lanes.var < dim_expr(extent), _with(lanes, turn, full).body)
+    remaining = If(full * width + lanes.var < dim_expr(extent), _with(lanes, iteration, full).body)
     if has_stmt(For, lanes.body) or not runs_under_mask(remaining, lanes.var):
         return None
-    return block(For(turn, extent // width, LoopKind.SERIAL, lanes), replace(lanes, body=remaining))
+    return block(For(iteration, extent // width, LoopKind.SERIAL, lanes), replace(lanes, body=remaining))
 
 
 def _with(loop: For, var: Var, value: Expr) -> For:

@@ -92,7 +92,7 @@ class _Layer:
         return te.cast(self.h.dtype, _FUNCTIONS[self.call.text("functions").split()[which]](value))
 
     def kept(self, state: Tensor, point: Point, value: Expr) -> Expr:
-        """The new value of a state; beyond its length a sequence keeps the old one."""
+        """The new value of a state; beyond its length a sequence keeps the old value."""
         if "lengths" not in self.operands:
             return value
         inside = self.input_index(point[0]) < self.operands["lengths"][point[1]]
@@ -150,7 +150,7 @@ def _lstm(layer: _Layer) -> list[Tensor]:
 
     def hidden(*point: Expr) -> Expr:
         at = (point[0], point[1], point[2])
-        # The output gate's peephole sees the new memory, the others the old one.
+        # The output gate's peephole sees the new memory, the others the old memory.
         shown = layer.apply(0, gate(1, 1, at, c[at])) * layer.apply(2, c[at], clips=False)
         return layer.kept(layer.h, at, shown)
 

@@ -166,7 +166,7 @@ class KernelArtifact:
 
 
 def _number(extent: Any, sizes: Mapping[str, int]) -> int:
-    """An extent, or the value of a symbolic one; its class is of the compiler, which a process that runs code lacks."""
+    """An extent, or its value where it is symbolic; a process that only runs code lacks the class of symbols."""
     number: int = extent if isinstance(extent, int) else extent.value(sizes)
     return number
 

@@ -160,7 +160,7 @@ _DROPPED = Var("dropped")
 
 
 def _with_joined_axes(program: SymbolicProgram) -> list[Tensor] | None:
-    """The tensors with two neighboring parallel classes as one, as of batch and length; None if there are no such two.
+    """The tensors with two neighboring parallel classes merged, as of batch and length; None if there are no such two.
 
     before: y[b, n, c] = x[b, n, c] * w[c]        after: y[b*n, c] = x[b*n, c] * w[c]
     """

@@ -29,7 +29,7 @@ def origin_of(known: AxisClass) -> Var:
 
 def stand_in(extent: int, numbers: dict[str, int]) -> int:
     """A number for a symbolic extent of an array. No loop, and no other extent, has it, so no analysis takes two
-    dimensions for one by chance, and odd, so that none proves an alignment by it. `numbers` has those so far.
+    dimensions to be equal by chance; it is odd, so none proves an alignment by it. `numbers` has those so far.
     """
     if not isinstance(extent, Dim):
         return extent

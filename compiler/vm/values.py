@@ -119,7 +119,7 @@ def dense(array: Array) -> Array:
 
 
 def result(values: Sequence[RuntimeValue], inputs: Sequence[RuntimeValue]) -> Any:
-    """What the caller gets of a function's results: an `ADT`, or the only one. Arrays have the methods of the FFI's
+    """What the caller gets of a function's results: an `ADT`, or the only result. Arrays have the methods of the FFI's
     arrays, and share no memory with `inputs` or constants, nor with each other; a sequence is a list of them.
     """
     arrays = tuple(tensors_of(inputs))

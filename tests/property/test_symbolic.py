@@ -84,10 +84,10 @@ def test_points_that_no_block_covers_are_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_terms_that_no_vector_covers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_tail(turn: Var, lanes: For, extent: int) -> Stmt:
-        return For(turn, extent // lanes.extent, LoopKind.SERIAL, lanes)
+    def without_tail(iteration: Var, lanes: For, extent: int) -> Stmt:
+        return For(iteration, extent // lanes.extent, LoopKind.SERIAL, lanes)
 
-    monkeypatch.setattr(symbolic_loops, "_in_turns", without_tail)
+    monkeypatch.setattr(symbolic_loops, "_in_vectors", without_tail)
     n, rng = te.symbol("n"), np.random.default_rng(0)
     x, k = te.placeholder((3, n), name="x"), te.reduce_axis(n, "k")
     program = [x, te.compute((3,), lambda i: te.sum(x[i, k], k), "y")]

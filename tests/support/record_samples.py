@@ -131,6 +131,15 @@ def _write_run(root: Path, run_id: str, completed: float | None) -> None:
     summary = {"trials": 5, "elapsed": 120.0, "untuned_seconds": 8e-3, "tuned_seconds": 2e-3, "is_right": True}
     entry = {"run_id": run_id, "fingerprint": "f", "describe": describe, "started": DAY, "resumed": []}
     entry |= {"completed": completed, "summary": summary if completed else None}
+    layer = {
+        "name": "dense",
+        "op": "dense",
+        "precision": "int8",
+        "float32_seconds": 2e-3,
+        "seconds": 1e-3,
+        "error": 1e-3,
+    }
+    entry["precision"] = {"precision": "auto", "layers": [layer]}
     folder = root / "runs" / run_id
     folder.mkdir(parents=True, exist_ok=True)
     (root / "runs" / f"{run_id}.json").write_text(json.dumps(entry))

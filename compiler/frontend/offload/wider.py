@@ -97,7 +97,7 @@ class BatchNormalization(OpRun):
 
 
 def _quanta(graph: onnx.GraphProto) -> list[float]:
-    """The quantization step of every output, 0 without one; empty for a graph that quantizes nothing."""
+    """The quantization step of every output, 0 without such a step; empty for a graph that quantizes nothing."""
     nodes = {name: node for node in graph.node for name in node.output}
     scales = {tensor.name: tensor for tensor in graph.initializer}
     quanta = []

@@ -186,7 +186,7 @@ class _Cell:
     functions: tuple[str, ...]
 
     def activate(self, number: int, program: str) -> str:
-        """Append an activation of the node to a program, after its clip if it has one."""
+        """Append an activation of the node to a program, after its clip, if any."""
         bound = self.node.number("clip", 0.0)
         clip = f"#{bound!r} minimum #{-bound!r} maximum " if bound else ""
         return f"{program} {clip}{self.functions[number]}"

@@ -37,8 +37,8 @@ def mobilenet_v2(
 class InvertedResiduals:
     """Writes a network of inverted residual blocks.
 
-    The gains scale batch normalizations: `gain` those before an activation, `residual_gain` the last one of a block
-    whose input is added, `last_gain` the last one of another block.
+    The gains scale batch normalizations: `gain` those before an activation, `residual_gain` the last of a block
+    whose input is added, `last_gain` the last of another block.
     """
 
     write: LayerWriter

@@ -105,7 +105,7 @@ def _moved_behind(builder: GraphBuilder, node: Node) -> str | None:
     # The padding is zero and not `c`, so the shift would be smaller at the border and not a constant per channel.
     if node.op in _CONVOLUTIONS and any(node.ints("pads")):
         return None
-    shift = memoize((_shift.__name__, node.op), [weight, numbers], lambda: _shift(node.op, weight, numbers))
+    shift = memoize((_shift, node.op), [weight, numbers], lambda: _shift(node.op, weight, numbers))
     result = builder.emit(node.op, [source.inputs[0], node.inputs[1]], node.attrs, name=node.name, output=node.output)
     return builder.emit("add", [result, builder.constant(shift, f"{node.output}_shift")])
 
@@ -123,7 +123,7 @@ def _shift(op: str, weight: Array, numbers: Doubles) -> Array:
 def _with_weight(builder: GraphBuilder, product: Node, x: str, factors: Doubles, output: str) -> str | None:
     weight = builder.array(product.inputs[1])
     assert weight is not None, "asked for products with constant weights"
-    array = memoize(_scale_weight.__name__, [weight, factors], lambda: _scale_weight(weight, factors))
+    array = memoize(_scale_weight, [weight, factors], lambda: _scale_weight(weight, factors))
     if array.size and not (np.isfinite(array.max()) and np.isfinite(array.min())):
         return None  # as of 300 * 300 in float16
     scaled = builder.constant(array, product.inputs[1])

@@ -33,7 +33,7 @@ def lookup_of(builder: GraphBuilder, node: Node) -> str | None:
     arrays = {function.source: numbers}
     for step in (*function.nodes, node):
         operands = [arrays[name] if name in arrays else _number(builder, name) for name in step.inputs]
-        # Scales and zero points are single numbers, so that any axis will do: the table has just one.
+        # Scales and zero points are single numbers, so that any axis will do: the table has one axis.
         attrs = {**step.attrs, "axis": 0} if "axis" in step.attrs else step.attrs
         arrays[step.output] = evaluate_node(replace(step, attrs=attrs), operands)
     table = arrays[node.output]

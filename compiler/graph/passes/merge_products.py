@@ -126,4 +126,4 @@ def _merge(builder: GraphBuilder, second: Node) -> str:
 def _times(left: Array, matrix: Array) -> Array:
     # In float64 and rounded once.
     both = [left, matrix]
-    return memoize(_times.__name__, both, lambda: (left.astype(np.float64) @ matrix).astype(left.dtype))
+    return memoize(_times, both, lambda: (left.astype(np.float64) @ matrix).astype(left.dtype))

@@ -184,7 +184,7 @@ def _product(builder: GraphBuilder, node: Node) -> str | None:
     if not w.uniform and w.axis != channel:
         return None
     if node.op == "conv_transpose2d" and phases_of(builder, node) is None:
-        # With a stride of one it is a convolution by the reversed weight.
+        # With stride 1 it is a convolution by the reversed weight.
         pads = tuple(extent - 1 - pad for extent, pad in zip(raw.shape[2:] * 2, node.ints("pads"), strict=True))
         attrs: dict[str, Attribute] = {"strides": (1, 1), "dilations": (1, 1), "groups": 1, "layout": "NCHW"}
         if max(node.ints("strides")) > 1 or min(pads) < 0:
@@ -294,8 +294,8 @@ def _center(builder: GraphBuilder, numbers: _Numbers) -> tuple[str, int]:
 
 
 def _mixed(builder: GraphBuilder, left: tuple[str, int], right: tuple[str, int]) -> tuple[tuple[str, int], ...]:
-    """Bytes and zero points of two operands, of different signedness if one has a zero point, which joins the sums that
-    are subtracted anyway: x86 multiplies such bytes as they are.
+    """Bytes and zero points of two operands, of different signedness if either has a zero point, which joins the sums
+    that are subtracted anyway: x86 multiplies such bytes as they are.
     """
     dtypes = [builder.value(name).dtype for name, _ in (left, right)]
     if dtypes[0] != dtypes[1] or not (left[1] or right[1]):

@@ -42,8 +42,8 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def phases_of(builder: GraphBuilder, node: Node) -> dict[str, Attribute] | None:
-    """The attributes of the channels-last convolution by phases for a transposed one; None where it has one phase, or
-    some phase would be shorter.
+    """The attributes of the channels-last convolution by phases for a transposed convolution; None where it has one
+    phase, or some phase would be shorter.
     """
     strides, first = node.ints("strides"), 1 if node.text("layout") == "NHWC" else 2
     shape = infer_value(node, tuple(map(builder.value, node.inputs))).shape[first : first + 2]

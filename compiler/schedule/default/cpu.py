@@ -55,7 +55,7 @@ divides the axis. A cache line has 16 float32; lines of 8 rows whose addresses d
 ways of a first-level cache.
 """
 _FEW_READS, _FEW_WIDE_READS = 3.1, 13.0
-"""Reads of an element of a padded tensor, as by a 3 x 3 window that moves by two, or by one, with a row of zeros; more
+"""Reads of an element of a padded tensor, as by a 3 x 3 window of stride 2, or 1, with a row of zeros; more
 in vectors of AVX-512, of which an element takes fewer tests (measured: 0.5 to 0.9 of the time of a copy for float32).
 """
 _USUAL = HardwareParams(num_cores=1)

@@ -73,7 +73,7 @@ _NEAR_BYTES = 1 << 18
 def row_axis_of(state: State, stage_id: int, hardware: HardwareParams | None = None) -> int | None:
     """The axis along which a product reads the same elements as along its last axis, -1 when there is none.
 
-    Points of a depthwise convolution share the weights, and most of their windows if these move by one. None for a
+    Points of a depthwise convolution share the weights, and most of their windows at stride 1. None for a
     stage that is no product, or reads nothing along its last axis; and for a product of few columns, unless a register
     tile is faster than sums in vectors on `hardware`.
     """
@@ -111,7 +111,7 @@ def _read_along(state: State, stage_id: int) -> list[tuple[Expr, ...]]:
 
 
 def _is_shared(axis: Axis, reads: Sequence[tuple[Expr, ...]]) -> bool:
-    """Whether one of the `reads` along a product's last axis is the same for the next index of `axis`."""
+    """Whether any of the `reads` along a product's last axis is the same for the next index of `axis`."""
     return any(all(axis not in walk(index) for index in indices) for indices in reads)
 
 

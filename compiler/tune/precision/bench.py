@@ -52,7 +52,7 @@ class Bench:
         return executor_of(extracted.compile(self.best, build=self._build, metadata={}), self.threads)
 
     def compile_form(self, assignment: Assignment) -> GraphExecutor:
-        """An executor of the network with layers in the precisions of `assignment`. The last ones are kept."""
+        """An executor of the network with layers in the precisions of `assignment`. The last executors are kept."""
         for number, (known, executor) in enumerate(self._forms):
             if known == assignment:
                 self._forms.append(self._forms.pop(number))

@@ -41,7 +41,7 @@ def _convolution(write: Composition) -> str:
     x, kernel = write.operand(0), write.node.array(write.builder, 1, "the kernel")
     groups, block = write.node.integer("group", 1), block_size()
     outputs, inputs = kernel.shape[:2]
-    # Few input channels are not in blocks, nor is the single one of each group of a depthwise convolution.
+    # Few input channels are not in blocks, nor is the single channel of each group of a depthwise convolution.
     has_plain_inputs = inputs < block if groups == 1 else inputs == 1 and outputs == groups
     if outputs % block or (not has_plain_inputs and inputs % block):
         raise write.node.unsupported(

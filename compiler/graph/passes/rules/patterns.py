@@ -71,7 +71,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """A value that matches at least one of `patterns`."""
+    """A value that matches any of `patterns`."""
 
     patterns: tuple["Pattern", ...]
 
@@ -224,7 +224,7 @@ class Matcher:
     def _match_factors(
         self, patterns: Sequence[tuple[Pattern, bool]], parts: Sequence[tuple[str, bool]], match: Match, others: str
     ) -> Iterator[Match]:
-        """Match each pattern with another one of `parts`; the remaining parts are bound to the name `others`.
+        """Match each pattern with another element of `parts`; the remaining parts are bound to the name `others`.
 
         Patterns and parts come with whether they are denominators.
         """
