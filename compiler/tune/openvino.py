@@ -1,6 +1,8 @@
 """Runs an ONNX model with OpenVINO; the only module that imports `openvino`, which is optional."""
 
 from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +35,7 @@ class OpenVino:
             **({} if instances == 1 else {"NUM_STREAMS": str(instances)}),
         }
         try:
-            core = openvino.Core()
+            core = _core()
             self._compiled = core.compile_model(core.read_model(model), "CPU", settings)
             self._requests = [self._compiled.create_infer_request() for _ in range(instances)]
         except Exception as error:  # RuntimeError and others, with many lines
@@ -52,6 +54,14 @@ class OpenVino:
             return [_numbers(results[output], output.element_type.to_string()) for output in self._compiled.outputs]
         except Exception as error:  # as above
             raise MeasureError(f"OpenVINO cannot run the model: {_last_line(error)}") from error
+
+
+@cache
+def _core() -> Any:
+    """The OpenVINO of this process, never released: a plugin that another thread destroys leaves the thread that loaded
+    it with a signal stack in unmapped memory, and the next signal ends the process.
+    """
+    return openvino.Core()
 
 
 def _numbers(result: NDArray[np.generic], element: str) -> NDArray[np.generic]:

@@ -1,8 +1,11 @@
 """OpenVINO computes what ONNX Runtime does, and what it cannot read is one sentence."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -53,3 +56,28 @@ def test_a_peer_that_is_off_does_not_make_our_network_wrong() -> None:
     ours, peer = Contender("tuned", 1.0, 1e-6), Contender("OpenVINO", 1.0, 1.0, is_peer=True)
     assert Comparison("ONNX Runtime", (ours, peer)).is_right
     assert not Comparison("ONNX Runtime", (Contender("tuned", 1.0, 1.0), peer)).is_right
+
+
+_ALARM = """
+import faulthandler, gc, signal, sys, threading
+from retune.compiler.tune.openvino import OpenVino
+faulthandler.enable()  # gives the main thread a signal stack, as pytest does
+models = [OpenVino(sys.argv[1], threads=1)]
+release = threading.Thread(target=lambda: (models.clear(), gc.collect()))
+release.start()
+release.join()
+signal.signal(signal.SIGALRM, lambda *_: print("alarm"))
+signal.setitimer(signal.ITIMER_REAL, 0.01)
+signal.pause()
+"""
+
+
+def test_signals_arrive_after_another_thread_released_a_model(tmp_path: Path) -> None:
+    """Its plugin moves the signal stack of the thread that loads it."""
+    pytest.importorskip("openvino")
+    path = tmp_path / "relu.onnx"
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", tensors[:1], tensors[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    ended = subprocess.run([sys.executable, "-c", _ALARM, path], capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stdout) == (0, "alarm\n"), ended.stderr
