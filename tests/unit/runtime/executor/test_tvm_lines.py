@@ -76,9 +76,9 @@ def test_networks_and_functions_run_on_all_cores_unless_told(monkeypatch: pytest
     counts: list[int] = []
     bind = Kernel.bind
 
-    def noted(kernel: Kernel, arrays: Any, threads: int) -> BoundKernel:
+    def noted(kernel: Kernel, arrays: Any, threads: int, sizes: Any) -> BoundKernel:
         counts.append(threads)
-        return bind(kernel, arrays, 1)
+        return bind(kernel, arrays, 1, sizes)
 
     monkeypatch.setattr(Kernel, "bind", noted)
     x, y = np.ones(64, "float32"), np.zeros(64, "float32")
