@@ -4,7 +4,7 @@ bfloat16, int8   every layer that has this form; of int8 the ranges with the lea
 auto             1. each form of the whole network is timed, kernel by kernel
                  2. forms that are faster than float32 are run apart, and their errors through the float32 network
                  3. a knapsack chooses: seconds saved against the sum of squared errors
-                 4. the choice is compiled and its error measured on held-out samples; the budget of the knapsack
+                 4. the choice is compiled and its error measured on all samples; the budget of the knapsack
                     follows, and at last the layers with the largest errors become float32 until the tolerance holds
                  5. the choice is timed beside the network in one form and beside float32, and the fastest is taken
 """
@@ -130,7 +130,7 @@ class _Auto:
 
     @property
     def _limit(self) -> float:
-        """The largest error on held-out samples."""
+        """The largest error on the samples."""
         return _MARGIN * self.allowed
 
     def _solve(self, limit: float) -> dict[Unit, str]:
@@ -226,7 +226,7 @@ class _Auto:
         executors[AUTO] = self.costs.executor(self._layers_in(chosen))
         with device_lock():
             seconds = dict(zip(executors, seconds_in_turn(list(executors.values())), strict=True))
-        if seconds[AUTO] >= seconds[FLOAT32] or not chosen:
+        if seconds[AUTO] > LEAST_GAIN * seconds[FLOAT32] or not chosen:
             return self._float32("the network is no faster with layers in bfloat16 or int8 than in float32 here")
         return self._result(chosen, times, seconds)
 

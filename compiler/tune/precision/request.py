@@ -76,7 +76,7 @@ class LayerChoice:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionChoice:
-    """The precision of every layer. `error` is that of the outputs by `metric` on held-out inputs; the seconds are of
+    """The precision of every layer. `error` is that of the outputs by `metric` on the samples; the seconds are of
     the whole network, None where it was not timed; `curve` has the predicted seconds at each tolerance; `note` is a
     sentence where the network is not what was asked for, `warning` where the samples are random.
     """

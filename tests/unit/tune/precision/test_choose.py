@@ -135,11 +135,22 @@ def test_auto_returns_float32_where_nothing_is_faster(bench: Bench, monkeypatch:
     assert chosen.note == "mlp stays in float32: no layer is faster in bfloat16 or int8 than in float32 here"
 
 
+def test_errors_of_networks_are_measured_on_all_samples(bench: Bench) -> None:
+    """The largest sample is none of those that are held out, and errs most."""
+    taken = samples(4)
+    taken[0] = 100 * taken[0]
+    chosen = choose(bench, PrecisionRequest("int8", metric=lambda _, wanted: np.abs(wanted[0]).max(), calibrate=taken))
+    largest = max(float(np.abs(run(bench.float32(), {"x": sample})[0]).max()) for sample in taken)
+    assert chosen.error == pytest.approx(largest)
+
+
 @pytest.mark.usefixtures("set_times")
-@pytest.mark.parametrize("metric", ["mean", "cosine", "top1", lambda *_: 0.0])
-def test_auto_holds_every_metric(bench: Bench, metric: Any) -> None:
-    chosen = choose(bench, PrecisionRequest("auto", 0.05, metric, samples()))
-    assert chosen.error <= 0.05
+@pytest.mark.parametrize(
+    ("metric", "tolerance"), [("mean", 0.05), ("cosine", 0.05), ("top1", 0.2), (lambda *_: 0.0, 0.05)]
+)
+def test_auto_holds_every_metric(bench: Bench, metric: Any, tolerance: float) -> None:
+    chosen = choose(bench, PrecisionRequest("auto", tolerance, metric, samples()))
+    assert chosen.error <= tolerance
     assert {layer.precision for layer in chosen.layers} != {FLOAT32}
 
 
