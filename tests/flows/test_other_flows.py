@@ -12,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from retune.compiler.core import config
 from retune.compiler.core.errors import OptionError
 from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.model.boosted_trees import XGBOptions
 from retune.compiler.model.features import FEATURE_VERSION
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.tune.report import Comparison
@@ -58,9 +59,13 @@ def test_an_operator_is_tuned_learned_and_tuned_again(tmp_path: Path, monkeypatc
     # A disturbed record is judged by nothing, unless most of them are.
     held_out = sorted(records, key=lambda record: (record.timestamp, record.record_id))[-10:]
     quiet = [record for record in held_out if not record.is_disturbed]
-    assert trained.judged == (len(quiet) if 2 * len(quiet) >= len(held_out) else len(held_out))
-    assert trained.pair_accuracy is not None
-    assert 0 <= trained.pair_accuracy <= 1
+    learned = len(records) - len(held_out)
+    if trained.judged == 0:  # a busy machine left too few for the first trees
+        assert sum(record.is_disturbed for record in records) > learned - XGBOptions().warmup
+    else:
+        assert trained.judged == (len(quiet) if 2 * len(quiet) >= len(held_out) else len(held_out))
+        assert trained.pair_accuracy is not None
+        assert 0 <= trained.pair_accuracy <= 1
     job = TuneJob.of(OPERATOR, trials=1, threads=1, home=str(home))
     assert CheckpointStore(home, job.target, config.device_name(), 1, FEATURE_VERSION).newest(before=float("inf"))
 
