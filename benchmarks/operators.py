@@ -36,7 +36,7 @@ def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Fig
     network = operator_network(name, threads, winograd=True)
     (layer,) = network.partition.layers()
     tuned = tune(network, workers, run.seconds)
-    winner = next(one for one in tuned.winners.values() if one.used)
+    winner = next(winner for winner in tuned.winners.values() if winner.used)
     compiled = compile_graph(network.graph, network.target, tuned.best, threads=threads, cut=network.partition)
     with tempfile.TemporaryDirectory(prefix="retune-operators-") as folder:
         path = compiled.save(Path(folder) / f"{name}.retune")

@@ -48,7 +48,7 @@ class PeerProcess:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
-        return [float(each) for each in self._answer()["times"]]
+        return [float(seconds) for seconds in self._answer()["times"]]
 
     def close(self) -> None:
         """End the process."""

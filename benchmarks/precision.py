@@ -30,10 +30,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import version_converter
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quant_pre_process, quantize_static
+from onnxruntime.quantization import QuantFormat, QuantType, quant_pre_process, quantize_static
 
 import retune
 from benchmarks.harness import Figure, interleaved, parse
+from benchmarks.onnx_quantizer import Samples, rename_weights
 from benchmarks.precision_networks import IMAGES, PACKAGED, TRANSFORMERS, Shapes, build, draw
 from retune.compiler.core.errors import MeasureError, RetuneError
 from retune.compiler.core.target import Target
@@ -211,17 +212,6 @@ def _peers(path: Path, folder: Path, threads: int, samples: Sequence[Arrays]) ->
     return {**peers, "onnxruntime-qdq": partial(session, quantized)}
 
 
-class _Samples(CalibrationDataReader):  # type: ignore[misc]
-    """Samples for ONNX Runtime's quantizer."""
-
-    def __init__(self, samples: Sequence[Arrays]) -> None:
-        self._left = iter([dict(sample) for sample in samples])
-
-    def get_next(self) -> dict[str, NDArray[Any]] | None:
-        """The next sample, None after the last."""
-        return next(self._left, None)
-
-
 def _quantized(path: Path, folder: Path, samples: Sequence[Arrays]) -> Path:
     """The QDQ file of a model, made once. Raises: MeasureError when the quantizer fails."""
     target, folded = folder / "qdq.onnx", folder / "folded.onnx"
@@ -230,10 +220,10 @@ def _quantized(path: Path, folder: Path, samples: Sequence[Arrays]) -> Path:
             model = onnx.load(str(path))
             if max(entry.version for entry in model.opset_import if not entry.domain) < _PER_AXIS:
                 model = version_converter.convert_version(model, _PER_AXIS)
-            onnx.save(_renamed(model), folder / "renamed.onnx")
+            onnx.save(rename_weights(model), folder / "renamed.onnx")
             quant_pre_process(folder / "renamed.onnx", folded, skip_symbolic_shape=True)
             quantize_static(
-                folded, target, _Samples(samples), quant_format=QuantFormat.QDQ, per_channel=True,
+                folded, target, Samples(samples), quant_format=QuantFormat.QDQ, per_channel=True,
                 activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, op_types_to_quantize=_types(path),
             )  # fmt: skip
         except Exception as error:  # of the quantizer, which may raise anything
@@ -241,16 +231,6 @@ def _quantized(path: Path, folder: Path, samples: Sequence[Arrays]) -> Path:
                 f"ONNX Runtime cannot quantize the model: {' '.join(str(error).split())[:200]}"
             ) from error
     return target
-
-
-def _renamed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with other names of its weights: the quantizer takes a weight NAME_scale for the scale of NAME."""
-    new = {tensor.name: f"weight_{tensor.name}" for tensor in model.graph.initializer}
-    for tensor in (*model.graph.initializer, *model.graph.input):
-        tensor.name = new.get(tensor.name, tensor.name)
-    for node in model.graph.node:
-        node.input[:] = [new.get(name, name) for name in node.input]
-    return model
 
 
 def _types(path: Path) -> list[str] | None:

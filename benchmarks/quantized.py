@@ -29,7 +29,6 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 from onnxruntime.quantization import (
-    CalibrationDataReader,
     QuantFormat,
     QuantType,
     quant_pre_process,
@@ -39,6 +38,7 @@ from onnxruntime.quantization import (
 
 import retune
 from benchmarks.harness import Figure, interleaved, parse
+from benchmarks.onnx_quantizer import Samples
 from benchmarks.quantized_layers import LAYERS, layer_figure
 from benchmarks.torch_models import SEED, declare_operators, make_timm
 from benchmarks.tuning import open_workers, tune
@@ -134,17 +134,6 @@ def _failed(name: str, threads: int, error: Exception) -> Figure:
     return Figure(name, "retune", threads, "latency", math.nan, "ms", details={"failure": failure})
 
 
-class _Inputs(CalibrationDataReader):  # type: ignore[misc]
-    """Seeded inputs of a network."""
-
-    def __init__(self, feeds: Sequence[Mapping[str, Array]]) -> None:
-        self._left = iter(feeds)
-
-    def get_next(self) -> Mapping[str, Array] | None:
-        """The next input, None after the last."""
-        return next(self._left, None)
-
-
 def written(name: str, folder: Path) -> tuple[dict[str, Path], dict[str, Array]]:
     """The ONNX files of a network in all forms, and inputs that calibration has not seen."""
     files = {form: folder / f"{form}.onnx" for form in FORMS}
@@ -160,7 +149,7 @@ def written(name: str, folder: Path) -> tuple[dict[str, Path], dict[str, Array]]
     quantize_static(
         folded,
         files["static"],
-        _Inputs(feeds[1:]),
+        Samples(feeds[1:]),
         quant_format=QuantFormat.QDQ,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from retune.compiler.core.dtype import Array
+
 OPSET = 21
-Array = NDArray[Any]
 _BYTES = ("uint8", "int8")
 _FEW_BITS = ("uint8", "int8", "uint8", "int8", "uint16", "int16")
 _RANGE = 3.0

@@ -263,8 +263,8 @@ def _check_form(param: Param, value: RuntimeValue, where: str) -> None:
             raise ShapeMismatchError(f"{where}: the input {param} is not optional, and is given None")
         return
     if isinstance(value, tuple) != (param.form in (SEQUENCE, OPTIONAL_SEQUENCE)):
-        given = "a sequence of arrays" if isinstance(value, tuple) else "an array"
-        raise ShapeMismatchError(f"{where}: the input {param} is given {given}")
+        kind = "a sequence of arrays" if isinstance(value, tuple) else "an array"
+        raise ShapeMismatchError(f"{where}: the input {param} is given {kind}")
     for index, array in enumerate(value if isinstance(value, tuple) else (value,)):
         if param.dtype not in (None, array.dtype.name):
             which = f"array {index} of the input" if isinstance(value, tuple) else "the input"

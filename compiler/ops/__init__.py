@@ -6,6 +6,7 @@
 from collections.abc import Sequence
 
 from retune.compiler.ops import (
+    cell,
     conv,
     conv_transpose,
     elementwise,
@@ -16,7 +17,6 @@ from retune.compiler.ops import (
     pool,
     quantized,
     recurrence,
-    recurrent,
     reduce,
     resample,
     shape,
@@ -28,6 +28,7 @@ _FAMILIES = (
     elementwise,
     few_bits,
     reduce,
+    cell,
     conv,
     conv_transpose,
     winograd,
@@ -38,7 +39,6 @@ _FAMILIES = (
     shape,
     indexing,
     recurrence,
-    recurrent,
     resample,
 )
 

@@ -90,15 +90,19 @@ def _kind(tensor: Tensor) -> str:
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
-    """The names, numbered where one occurs again."""
-    unique: list[str] = []
-    for name in names:
-        candidate, number = name, 0
-        while candidate in unique:
-            number += 1
-            candidate = f"{name}_{number}"
-        unique.append(candidate)
-    return unique
+    """The names, with numbers where a name occurs again."""
+    taken: set[str] = set()
+    return [unique_name(name, taken) for name in names]
+
+
+def unique_name(wish: str, taken: set[str]) -> str:
+    """A name like `wish` that is not `taken`, which gets it."""
+    name, count = wish, 0
+    while name in taken:
+        count += 1
+        name = f"{wish}_{count}"
+    taken.add(name)
+    return name
 
 
 def _extern(op: ExternOp, names: dict[Tensor, str]) -> Iterator[str]:

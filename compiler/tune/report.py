@@ -303,8 +303,8 @@ def _row(row: KernelRow, compiled: CompiledResult, spent: TuningSummary) -> Kern
     reasons = [*([row.stop_reason] if row.stop_reason else []), *row.failed_rules]
     if winner is None or not winner.used:
         measured = winner is not None or math.isfinite(row.best_seconds)
-        layer = (each for each in spent.rows if row.layer and each.layer == row.layer)
-        winners = (each.name for each in layer if (other := by_key.get(each.task_key)) and other.used)
+        layer = (other for other in spent.rows if row.layer and other.layer == row.layer)
+        winners = (task.name for task in layer if (known := by_key.get(task.task_key)) and known.used)
         rival = next(winners, "another way to compute it")
         reasons.append(f"{rival} computes the same faster" if measured else f"not measured; {rival} is used")
     elif program is None:

@@ -75,8 +75,8 @@ def argument_of(value: object, param: Param) -> RuntimeValue:
     if param.form in (TENSOR, OPTIONAL):
         return _argument(value, param)
     if not isinstance(value, list | tuple) or any(item is None for item in value):
-        given = "one with None in it" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
-        raise MachineError(f"the input {param} takes a list of arrays, not {given}")
+        kind = "one with None in it" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
+        raise MachineError(f"the input {param} takes a list of arrays, not {kind}")
     return tuple(_argument(item, param) for item in value)
 
 

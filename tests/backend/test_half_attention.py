@@ -83,9 +83,9 @@ FORMS: dict[str, Callable[[Draw], Case]] = {
 }  # fmt: skip
 
 
-def _off(found: Array, exact: Array, half: str) -> float:
+def _off(result: Array, exact: Array, half: str) -> float:
     """The largest error of a result, in those of the exact result when it is rounded."""
-    errors = (np.abs(array.astype("float64") - exact).max() for array in (found, exact.astype(half)))
+    errors = (np.abs(array.astype("float64") - exact).max() for array in (result, exact.astype(half)))
     return float(np.divide(*errors))
 
 
@@ -105,10 +105,10 @@ def test_attention_of_halves_is_rounded_once(form: str, half: str) -> None:
     expected = wide.expected()
     assert expected is not None
     model = narrow.model([array.astype(half) for array in expected])
-    found = retune.compile(model, threads=1)(**narrow.fed)
-    found = found[0] if isinstance(found, list | tuple) else found
+    result = retune.compile(model, threads=1)(**narrow.fed)
+    result = result[0] if isinstance(result, list | tuple) else result
     # Projected queries, keys and values are rounded, too.
-    assert _off(np.asarray(found), expected[0], half) < (6 if "projected" in form else 1.02)
+    assert _off(np.asarray(result), expected[0], half) < (6 if "projected" in form else 1.02)
 
 
 def _written_out(kind: int, tokens: int, exclude: bool) -> onnx.ModelProto:

@@ -12,7 +12,7 @@ from benchmarks import zoo
 from retune.compiler.codegen import dot_products
 from retune.compiler.codegen.dot_instructions import dot_instructions
 from retune.compiler.core.target import Target
-from retune.compiler.graph.passes import quantized as products
+from retune.compiler.graph.passes import byte_products
 from tests.support.quantized_definition import TARGETS, disagreements, exposed, network_results
 from tests.support.quantized_zoo import FORMS, inputs_of, quantized
 
@@ -76,7 +76,7 @@ def test_stored_tensors_of_quantized_networks_are_as_defined(name: str, form: st
 
 @pytest.mark.long
 def test_a_convolution_in_floats_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(products._PRODUCTS, "conv3d")
+    monkeypatch.delitem(byte_products.PRODUCTS, "conv3d")
     with pytest.raises(AssertionError, match="Conv QuantizeLinear"):
         check_definition("r3d_18", "u8s8", tmp_path)
 

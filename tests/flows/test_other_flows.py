@@ -116,7 +116,7 @@ def test_a_network_is_compiled_with_what_is_known(
     assert (sources == {"default"}) is is_kept
     assert report.speedup == 1 / (1 if is_kept else factor)
     assert ("The default schedules are kept" in report.markdown()) is is_kept
-    assert all(each.origin_text == "default schedule" for each in report.tasks if each.used) is is_kept
+    assert all(task.origin_text == "default schedule" for task in report.tasks if task.used) is is_kept
     assert compared["tuned"] == Path(report.artifact)
     assert compared["untuned"] != compared["tuned"]
     assert all(path.name == "untuned.retune" and path.exists() for path in compared.values())

@@ -54,8 +54,8 @@ class CompiledModel(BackendRep):
         named = {name: _value(value) for name, value in pairs}
         executor = self._executor
         if executor is None:
-            found = self._machine.run(**named)
-            return tuple(_value(each) for each in (found if isinstance(found, ADT) else [found]))
+            results = self._machine.run(**named)
+            return tuple(_value(result) for result in (results if isinstance(results, ADT) else [results]))
         for name, array in named.items():
             if executor.get_input_index(name) >= 0:
                 executor.set_input(name, array)

@@ -15,6 +15,7 @@ from retune.compiler.ir.expr import Const
 from retune.compiler.ops import OPS, FusionKind
 from retune.compiler.ops.op import Operand
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.te.prim_func import unique_name
 from retune.compiler.te.tensor import Tensor
 
 _SUMMED = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", *PRODUCTS)
@@ -101,7 +102,7 @@ class _Writer:
         result = OPS[node.op].tensor(
             operands,
             node.attrs,
-            name=unique(node.op, self.names),
+            name=unique_name(node.op, self.names),
             constants=frozenset(self.known),
             types=types,
             out_dtype="float32" if node.op in _SUMMED and node.output in self.kept else "",
@@ -131,7 +132,7 @@ class _Writer:
         return self._cast(operand, "float32", f"{operand.name}_float32")
 
     def _cast(self, tensor: Tensor, dtype: str, name: str) -> Tensor:
-        return te.compute(tensor.shape, lambda *i: te.cast(dtype, tensor[i]), unique(name, self.names))
+        return te.compute(tensor.shape, lambda *i: te.cast(dtype, tensor[i]), unique_name(name, self.names))
 
 
 def _float32_results(graph: Graph, group: FusedOp) -> frozenset[str]:
@@ -178,13 +179,3 @@ def literal_of(graph: Graph, node: Node, name: str) -> Const | None:
     if all(other in graph.constants and graph.constants[other].size == 1 for other in node.inputs):
         return None
     return te.const(array.reshape(()).item(), array.dtype.name)
-
-
-def unique(wish: str, taken: set[str]) -> str:
-    """A name like `wish` that is not `taken`, which gets it."""
-    name, count = wish, 0
-    while name in taken:
-        count += 1
-        name = f"{wish}_{count}"
-    taken.add(name)
-    return name

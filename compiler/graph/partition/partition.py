@@ -15,7 +15,7 @@ from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition.alternatives import Rewrite
 from retune.compiler.graph.partition.attention import PRODUCTS, is_attention, join_attention, with_wide_weights
-from retune.compiler.graph.partition.express import express, group_signature, unique
+from retune.compiler.graph.partition.express import express, group_signature
 from retune.compiler.graph.partition.fuse import FusedOp, Fusion, fuse
 from retune.compiler.graph.partition.join_producers import join_producers
 from retune.compiler.ops import FusionKind
@@ -26,6 +26,7 @@ from retune.compiler.schedule.default.row_blocks import find_row_blocks
 from retune.compiler.schedule.default.shares import SMALL_SHARE, shares_of
 from retune.compiler.schedule.state import Inlined
 from retune.compiler.schedule.task import SearchTask
+from retune.compiler.te.prim_func import unique_name
 from retune.compiler.te.tensor import ComputeOp
 
 _CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", "qconv2d", "qconv3d", "qconv_phases2d")
@@ -159,7 +160,7 @@ def partition(
         key = dag.workload_key
         # Hash consing by workload key: equal layers are tuned once, and their weights add up.
         if key not in tasks:
-            name = unique(_kernel_name(graph, group), names)
+            name = unique_name(_kernel_name(graph, group), names)
             tasks[key] = SearchTask(name, dag, target, hardware, layout=layout)
             kinds[key] = group.kind
             alternatives += _alternatives(graph, group, tasks[key], rewrites, names)
@@ -222,7 +223,7 @@ def _alternatives(
         variant = rewrite.variant(graph, group)
         if variant is not None:
             dag = express(variant.declare(graph), variant.group)
-            name = unique(f"{rewrite.name}_{task.name}"[:_LONGEST], names)
+            name = unique_name(f"{rewrite.name}_{task.name}"[:_LONGEST], names)
             speedup = rewrite.speedup(graph, group, task.hardware)
             alternatives.append(Alternative(replace(task, name=name, dag=dag), task.workload_key, rewrite, speedup))
     return alternatives

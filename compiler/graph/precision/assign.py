@@ -15,7 +15,7 @@ import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
-from retune.compiler.graph.passes.quantized import byte_product
+from retune.compiler.graph.passes.byte_products import byte_product
 from retune.compiler.graph.precision.encoding import (
     MIDDLE,
     Bytes,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from retune.compiler.graph.ir import Graph, Node
-from retune.compiler.graph.passes.quantized import MOST_PRODUCTS
+from retune.compiler.graph.passes.byte_products import MOST_PRODUCTS
 
 FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
 DYNAMIC, WEIGHTS = "int8-dynamic", "int8-weights"

@@ -314,7 +314,7 @@ def test_without_records_only_the_first_way_is_guessed() -> None:
     ((task, programs),) = shortlist([product(8), product(16)], {})
     assert task.name == "product8"
     assert programs
-    assert all(one.mutation == UNTESTED_CANDIDATE and not one.record_id for one in programs)
+    assert all(program.mutation == UNTESTED_CANDIDATE and not program.record_id for program in programs)
 
 
 def test_the_fastest_of_all_ways_serves() -> None:

@@ -178,8 +178,8 @@ def test_a_record_serves_its_shape_and_the_shapes_near_it() -> None:
     for rows in (64, 96):
         expect(machine, two_products(), rows)
     tuned, fitted = machine.specializations()
-    assert {each.origin for each in tuned.coverage if each.tunable} == {ProgramOrigin.RECORD}
-    assert {each.origin for each in fitted.coverage if each.tunable} == {ProgramOrigin.TRANSFER}
+    assert {row.origin for row in tuned.coverage if row.tunable} == {ProgramOrigin.RECORD}
+    assert {row.origin for row in fitted.coverage if row.tunable} == {ProgramOrigin.TRANSFER}
     assert "2 record" in str(tuned)
     assert "2 transfer" in str(fitted)
 
@@ -190,14 +190,14 @@ def test_records_travel_with_the_executable(tmp_path: Path) -> None:
     machine = vm.VirtualMachine(vm.Executable.load(path), cpu())
     expect(machine, two_products(), 64)
     (found,) = machine.specializations()
-    assert {each.origin for each in found.coverage if each.tunable} == {ProgramOrigin.RECORD}
+    assert {row.origin for row in found.coverage if row.tunable} == {ProgramOrigin.RECORD}
 
 
 def test_without_records_kernels_are_untuned() -> None:
     machine = machine_of(two_products())
     expect(machine, two_products(), 21)
     (found,) = machine.specializations()
-    assert {each.origin for each in found.coverage} == {ProgramOrigin.DEFAULT}
+    assert {row.origin for row in found.coverage} == {ProgramOrigin.DEFAULT}
 
 
 def test_a_program_is_fitted_to_other_sizes_and_computes_the_same() -> None:

@@ -8,8 +8,9 @@ A factor inside such a form, as in c * (scale / sqrt(…)), becomes a multiplica
 """
 
 from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.graph.ir import Attribute, Node
+from retune.compiler.graph.ir import Node
 from retune.compiler.graph.passes.rules.patterns import (
+    ANY_AXES,
     Capture,
     CaptureAttr,
     Either,
@@ -23,12 +24,11 @@ from retune.compiler.graph.passes.rules.patterns import (
     X,
 )
 
-_ANY_AXES: dict[str, Attribute | CaptureAttr] = {"axes": CaptureAttr("axes"), "keepdims": True}
 _EPSILON = CaptureAttr("epsilon")
 
 
 def _mean(x: Pattern) -> Pattern:
-    return Op("reduce_mean", (x,), _ANY_AXES)
+    return Op("reduce_mean", (x,), ANY_AXES)
 
 
 _MEAN = Capture("mean", _mean(X))

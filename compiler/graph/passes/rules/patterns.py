@@ -207,7 +207,7 @@ class Matcher:
         flat = self._factors(name)
         if not self._is_close(flat.scale * sign, pattern.scale, name):
             return
-        patterns = (*((each, False) for each in pattern.factors), *((each, True) for each in pattern.denominators))
+        patterns = (*((part, False) for part in pattern.factors), *((part, True) for part in pattern.denominators))
         yield from self._match_factors(patterns, flat.parts, match.with_inner(flat.inner), pattern.others)
 
     def _match_sum(self, pattern: Sum, name: str, match: Match) -> Iterator[Match]:
@@ -313,6 +313,8 @@ class Matcher:
 Write = Callable[[GraphBuilder, Match, Node], str]
 
 X = Capture("x")
+ANY_AXES: Mapping[str, Attribute | CaptureAttr] = {"axes": CaptureAttr("axes"), "keepdims": True}
+"""Attributes of a reduction along any axes, which it keeps with extent 1."""
 """The operator's argument, in every pattern."""
 
 

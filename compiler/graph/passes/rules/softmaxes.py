@@ -5,8 +5,9 @@ expression, not equal to it.
 """
 
 from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.graph.ir import Attribute, Node
+from retune.compiler.graph.ir import Node
 from retune.compiler.graph.passes.rules.patterns import (
+    ANY_AXES,
     Capture,
     CaptureAttr,
     Match,
@@ -19,15 +20,14 @@ from retune.compiler.graph.passes.rules.patterns import (
     X,
 )
 
-_ALONG: dict[str, Attribute | CaptureAttr] = {"axes": CaptureAttr("axes"), "keepdims": True}
-_MAX = Op("reduce_max", (X,), _ALONG)
+_MAX = Op("reduce_max", (X,), ANY_AXES)
 _SHIFTED = Capture("shifted", Op("sub", (X, _MAX)))
 _POWER = Capture("power", Op("exp", (Op("sub", (X, _MAX)),)))
 _PEAK = Capture("peak", _MAX)
 
 
 def _sum(powers: Pattern) -> Pattern:
-    return Op("reduce_sum", (powers,), _ALONG)
+    return Op("reduce_sum", (powers,), ANY_AXES)
 
 
 _LOG_OF_SUM = Op("log", (_sum(Op("exp", (Op("sub", (X, _PEAK)),))),))

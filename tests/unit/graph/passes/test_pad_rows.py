@@ -48,14 +48,14 @@ def extents(graph: Graph) -> list[int]:
 
 def test_the_next_extent_is_near_and_divided_by_a_tile() -> None:
     for extent in (*range(15, 400), 1009, 10_007):
-        found = padded_extent(extent)
-        assert any(found % tile == 0 for tile in TILES), extent
+        padded = padded_extent(extent)
+        assert any(padded % tile == 0 for tile in TILES), extent
         if any(extent % tile == 0 for tile in TILES):
-            assert found == extent
+            assert padded == extent
         elif extent >= 224:
-            assert found == next(longer for longer in range(extent, extent + 8) if longer % 8 == 0), extent
+            assert padded == next(longer for longer in range(extent, extent + 8) if longer % 8 == 0), extent
         else:
-            assert extent < found <= min(extent + 7, max(extent * 33 / 32, extent + 3)), extent
+            assert extent < padded <= min(extent + 7, max(extent * 33 / 32, extent + 3)), extent
 
 
 @pytest.mark.parametrize("rows", [17, 31, 34, 37])
