@@ -137,10 +137,10 @@ def test_a_product_gets_a_register_tile() -> None:
     a, b, q = te.placeholder((3, 20, 9), name="a"), te.placeholder((3, 9, 128), name="b"), te.reduce_axis(9, "q")
     product = te.compute((3, 20, 128), lambda n, i, j: te.sum(a[n, i, q] * b[n, q, j], q), "product")
     assert lines(ComputeDAG([a, b, product])) == [
-        "parallel n@i.0@j.0@ (0,60)",
+        "parallel n@i.0@j.0@ (0,24)",
         "for q (0,9)",
-        "unroll i.1 (0,4)",
-        "vectorize j.1 (0,32)",
+        "unroll i.1 (0,5)",
+        "vectorize j.1 (0,64)",
         "product = ...",
     ]
 
@@ -149,9 +149,9 @@ def test_rows_of_a_register_tile_share_what_is_read_along_the_strip() -> None:
     a, b, q = te.placeholder((3, 20, 9), name="a"), te.placeholder((9, 3, 37), name="b"), te.reduce_axis(9, "q")
     product = te.compute((20, 3, 37), lambda i, n, j: te.sum(a[n, i, q] * b[q, n, j], q), "product")
     assert lines(ComputeDAG([a, b, product])) == [
-        "parallel i.0@n@ (0,15)",
+        "parallel i.0@n@ (0,12)",
         "for q (0,9)",
-        "unroll i.1 (0,4)",
+        "unroll i.1 (0,5)",
         "vectorize j (0,37)",
         "product = ...",
     ]
@@ -196,8 +196,8 @@ def depthwise(step: int) -> ComputeDAG:
 
 def test_places_of_a_window_that_moves_by_one_share_what_they_read() -> None:
     assert lines(depthwise(1)) == [
-        *("parallel i@j.0@ (0,100)", "for c.0 (0,2)", "for p (0,3)", "for q (0,3)"),
-        *("unroll j.1 (0,4)", "vectorize c.1 (0,32)", "y = ..."),
+        *("parallel i@j.0@ (0,80)", "for p (0,3)", "for q (0,3)"),
+        *("unroll j.1 (0,5)", "vectorize c (0,64)", "y = ..."),
     ]
 
 
@@ -240,12 +240,12 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[ComputeDAG]:
     monkeypatch.setattr(default, "_CACHE_BYTES", 1 << 12)
     monkeypatch.setattr(default, "_MANY_ROWS", 8)
     monkeypatch.setattr(default, "_DEPTHS", (32, 16))
-    halves = GpuCase("matmul", (24, 64, 96)).graph("f16")
-    a, b, q = te.placeholder((3, 20, 48), name="a"), te.placeholder((3, 48, 96), name="b"), te.reduce_axis(48, "q")
-    bias = te.placeholder((96,), name="bias")
-    product = te.compute((3, 20, 96), lambda n, i, j: te.sum(a[n, i, q] * b[n, q, j], q), "product")
+    halves = GpuCase("matmul", (24, 128, 96)).graph("f16")
+    a, b, q = te.placeholder((3, 20, 48), name="a"), te.placeholder((3, 48, 192), name="b"), te.reduce_axis(48, "q")
+    bias = te.placeholder((192,), name="bias")
+    product = te.compute((3, 20, 192), lambda n, i, j: te.sum(a[n, i, q] * b[n, q, j], q), "product")
     shifted = te.compute(product.shape, lambda n, i, j: product[n, i, j] + bias[j], "shifted")
-    return [GpuCase("matmul", (24, 64, 96)).graph("fp32"), halves, ComputeDAG([a, b, bias, shifted])]
+    return [GpuCase("matmul", (24, 128, 96)).graph("fp32"), halves, ComputeDAG([a, b, bias, shifted])]
 
 
 def test_the_reference_computes_the_same_bits_as_the_untuned_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,9 +270,9 @@ def test_the_reference_of_a_large_product_copies_strips_of_one_factor() -> None:
         "for ax0 (None)",
         "vectorize ax1 (None)",
         "b.local = ...",
-        "for i.0 (0,2048)",
+        "for i.0 (0,1024)",
         "for k.1 (0,256)",
-        "unroll i.1 (0,4)",
+        "unroll i.1 (0,8)",
         "vectorize j.1 (0,32)",
         "c = ...",
     ]
@@ -286,8 +286,8 @@ def test_reference_of_a_small_task_is_the_default_schedule(case: GpuCase) -> Non
 @pytest.mark.parametrize(
     ("width", "registers", "size", "tile"),
     [
-        (64, 32, (28, 128), (4, 32)),
-        (64, 32, (28, 64), (4, 32)),
+        (64, 32, (28, 128), (14, 32)),
+        (64, 32, (28, 64), (14, 32)),
         (64, 32, (49, 1000), (7, 40)),
         (32, 16, (28, 128), (4, 16)),
         (32, 16, (14, 256), (14, 8)),
@@ -299,7 +299,7 @@ def test_reference_of_a_small_task_is_the_default_schedule(case: GpuCase) -> Non
         (32, 16, (28, 37), (1, 37)),
         (32, 16, (1500, 1500), (4, 20)),
         (32, 16, (196, 196), (2, 28)),
-        (64, 32, (1500, 1500), (4, 30)),
+        (64, 32, (1500, 1500), (6, 60)),
         (64, 32, (137, 137), (1, 137)),
         (64, 32, (28, 134), (4, 67)),
         (32, 16, (28, 134), (1, 134)),
@@ -393,9 +393,9 @@ def test_strips_meet_all_rows_where_blocks_would_read_more() -> None:
 def test_a_block_of_rows_meets_the_strips_of_a_factor_that_no_near_cache_holds() -> None:
     assert lines(GpuCase("matmul", (1024, 512, 1024)).graph("fp32")) == [
         "parallel i.0.0@j.0@ (0,256)",
-        "for i.0.1 (0,16)",
+        "for i.0.1 (0,8)",
         "for k (0,1024)",
-        "unroll i.1 (0,4)",
+        "unroll i.1 (0,8)",
         "vectorize j.1 (0,32)",
         "c = ...",
     ]
@@ -466,13 +466,13 @@ def with_epilogue(rows: int, inner: int, columns: int, function: Callable[[Expr]
 def test_a_tile_of_a_product_is_used_before_the_next_one_is_computed() -> None:
     # The exponential is read once per element, so it is inlined too.
     assert lines(with_epilogue(20, 9, 64, lambda x: 1.0 / (te.exp(-x) + 1.0))) == [
-        "parallel i.0@j.0@ (0,10)",
+        "parallel i.0 (0,4)",
         "for q (None)",
         "unroll i (None)",
         "vectorize j (None)",
         "product = ...",
-        "unroll i.1 (0,4)",
-        "vectorize j.1 (0,32)",
+        "unroll i.1 (0,5)",
+        "vectorize j (0,64)",
         "result = ...",
     ]
 
