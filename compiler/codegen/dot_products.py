@@ -222,6 +222,7 @@ def _neighbors(emitter: MemoryEmitter, load: Load, dot: Dot, lanes: int) -> Valu
         pointer = emitter.pointer_to(address, load.buffer)
         if mask is None:
             loaded[key] = emitter.writer.value(f"load {llvm_type(WORD, lanes)}, ptr {pointer}, align {align}")
+            emitter.prefetch(load.buffer, address, pointer)
         else:
             loaded[key] = emitter.masked_read(pointer, WORD, mask, "zeroinitializer", align).text
     elif key not in loaded:

@@ -85,6 +85,8 @@ class ExpressionEmitter(MemoryEmitter):
             kind = memory_type(buffer.dtype, lanes)
             if mask is None:
                 value = Value(self.writer.value(f"load {kind}, ptr {pointer}, align {align}"), lanes, buffer.dtype)
+                if lanes > 1:
+                    self.prefetch(buffer, address, pointer)
             else:
                 value = self.masked_read(pointer, buffer.dtype, mask, "zeroinitializer")
             loaded[key] = self.from_memory(value).text

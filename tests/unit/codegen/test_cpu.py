@@ -12,6 +12,7 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.build import build_kernel, kernel_source
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.steps import Annotate, Split
 from retune.compiler.schedule.task import SearchTask
 
@@ -91,3 +92,23 @@ def test_innermost_loops_begin_at_a_cache_line(text: str) -> None:
     task = SearchTask("t", ComputeDAG([a, total]), target, hardware_of(target, 1))
     listing = kernel_source(task, (), "asm")
     assert len(re.findall(r"\.p2align\t6", listing)) == 2  # of three loops one is around another
+
+
+@pytest.mark.parametrize(
+    ("depth", "packs", "dtype", "lines"),
+    [
+        (4096, True, "float32", 2),
+        (4096, False, "float32", 0),
+        (64, True, "float32", 0),  # 8 KiB stay in the nearest cache
+        (16384, True, "int8", 2),
+    ],
+)
+def test_packed_constants_are_prefetched_line_by_line(depth: int, packs: bool, dtype: str, lines: int) -> None:
+    a, b = te.placeholder((1, depth), dtype, "a"), te.placeholder((depth, 32), dtype, "b")
+    k, total = te.reduce_axis(depth, "k"), "int32" if dtype == "int8" else dtype
+    attrs = {"layout_free_placeholders": (b,)} if packs else {}
+    product = te.compute((1, 32), lambda i, j: te.sum(te.cast(total, a[i, k]) * te.cast(total, b[k, j]), k), "c", attrs)
+    target = Target("llvm -mcpu=icelake-server")
+    dag, hardware = ComputeDAG([a, b, product]), hardware_of(target, 1)
+    listing = kernel_source(SearchTask("t", dag, target, hardware), default_steps(dag, hardware), "asm")
+    assert listing.count("prefetcht0") == lines
