@@ -38,6 +38,7 @@ def _run(call: OpCall, gate: Callable[[int, int], object], number: Callable[[flo
 
 
 def _lower(call: OpCall) -> Lowered:
+    """A formula over gates, which lie side by side in the operands, as `program` spells it."""
     hidden, rows, dtype = call.integer("hidden"), call.types[0].shape[0], call.types[0].dtype
     fits = all(
         len(operand.shape) == 2 and operand.dtype == dtype and operand.shape[0] in (1, rows) for operand in call.types
@@ -74,14 +75,4 @@ def _evaluate(call: OpCall, arrays: Sequence[Array]) -> Array:
     return np.asarray(_run(call, gate, arrays[0].dtype.type, _ARRAYS))
 
 
-OPERATORS = (
-    Op(
-        "cell",
-        None,
-        FusionKind.OPAQUE,
-        "a formula over gates, which lie side by side in the operands, as `program` spells it",
-        _lower,
-        _evaluate,
-        {"program": str, "hidden": int},
-    ),
-)
+OPERATORS = (Op("cell", None, FusionKind.OPAQUE, _lower, _evaluate, {"program": str, "hidden": int}),)

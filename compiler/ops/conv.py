@@ -8,6 +8,7 @@ axes of extent 1 are left out, so a 1x1 convolution is a matmul.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -119,7 +120,9 @@ def _window(call: OpCall, taps: Shape) -> Shape:
 
 
 def _convolution(call: OpCall, rank: int) -> Lowered:
-    """Of bfloat16, a channel that only the weight has is padding: dot products sum two."""
+    """A grouped convolution of (x, weight). Of bfloat16, a channel that only the weight has is padding: dot products
+    sum two.
+    """
     dtype = call.types[0].dtype
     channels = _filled_channels(call, 2) if dtype == BFLOAT16 else None
     return _lower(call, _geometry(call, rank, channels), call.out_dtype or dtype)
@@ -335,37 +338,26 @@ def _convolution_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     return from_channels_last(call, np.concatenate(parts, axis=-1))
 
 
-def _byte_convolution_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+def _convolve_bytes(call: OpCall, arrays: Sequence[Array]) -> Array:
     return _convolution_array(call, [array.astype(np.int32) for array in arrays])
 
 
 _ATTRS = {"strides": tuple, "pads": tuple, "dilations": tuple, "groups": int, "layout": str}
 
 
-def _op(rank: int, meaning: str) -> Op:
-    def lower(call: OpCall) -> Lowered:
-        return _convolution(call, rank)
-
-    return Op(f"conv{rank}d", 2, FusionKind.COMPLEX, meaning, lower, _convolution_array, _ATTRS)
-
-
-def _byte_op(rank: int) -> Op:
-    def lower(call: OpCall) -> Lowered:
-        return _byte_convolution(call, rank)
-
-    meaning = (
-        f"conv{rank}d of bytes, summed in int32; padding, also in channels that only the weight has, holds pad_value; "
-        "taps outside window (empty: the weight's) multiply zeros"
-    )
-    attrs = {**_ATTRS, "pad_value": int, "window": tuple}
-    return Op(f"qconv{rank}d", 2, FusionKind.COMPLEX, meaning, lower, _byte_convolution_array, attrs)
-
+_BYTE_ATTRS = {**_ATTRS, "pad_value": int, "window": tuple}
 
 CONVOLUTIONS = {
-    1: _op(1, "grouped 1-D convolution of (x, weight): layouts NCW and NWC"),
-    2: _op(2, "grouped 2-D convolution of (x, weight): layouts NCHW and NHWC"),
-    3: _op(3, "grouped 3-D convolution of (x, weight): layouts NCDHW and NDHWC"),
+    rank: Op(f"conv{rank}d", 2, FusionKind.COMPLEX, partial(_convolution, rank=rank), _convolution_array, _ATTRS)
+    for rank in LAYOUTS
 }
 """By the number of spatial dimensions. Graphs have no 1-D ones: importers add a dimension, which passes know."""
 
-OPERATORS = (CONVOLUTIONS[2], CONVOLUTIONS[3], _byte_op(2), _byte_op(3))
+OPERATORS = (
+    CONVOLUTIONS[2],
+    CONVOLUTIONS[3],
+    *(
+        Op(f"qconv{rank}d", 2, FusionKind.COMPLEX, partial(_byte_convolution, rank=rank), _convolve_bytes, _BYTE_ATTRS)
+        for rank in (2, 3)
+    ),
+)

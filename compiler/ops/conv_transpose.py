@@ -26,7 +26,10 @@ from retune.compiler.te.tensor import Tensor
 
 
 def _conv_transpose2d(call: OpCall) -> Lowered:
-    """`pads` are cut off the result; a negative pad after it appends zeros. Only channels-last is lowered."""
+    """y[stride * i + k - pad] += x[i] * weight[k], of weights (I, O, KH, KW), or (KH, KW, I, O) in NHWC.
+
+    `pads` are cut off the result; a negative pad after it appends zeros. Only channels-last is lowered.
+    """
     x, weight = call.types
     axes, last = require_layout(call, 2), is_channels_last(call)
     fits = len(weight.shape) == 4 and weight.dtype == x.dtype
@@ -112,7 +115,9 @@ def _conv_transpose2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _conv_phases2d(call: OpCall) -> Lowered:
-    """`size` elements of each phase; the taps of the weight are ordered by phase."""
+    """Row y * stride + a, column x * stride + b of a transposed convolution at (n, y, a, x, b, o), `size` elements of
+    each phase; `pads` are cut off. Tap a + stride * r of the weight (KH, KW, I, O) is the r-th that makes phase a.
+    """
     x, weight = call.types
     strides, size, cuts = call.ints("strides"), call.ints("size"), call.ints("pads")
     fits = call.text("layout") == "NHWC" and len(strides) == len(size) == len(cuts) == 2
@@ -205,28 +210,10 @@ OPERATORS = (
         "conv_transpose2d",
         2,
         FusionKind.COMPLEX,
-        "y[stride * i + k - pad] += x[i] * weight[k], of weights (I, O, KH, KW), or (KH, KW, I, O) in NHWC",
         _conv_transpose2d,
         _conv_transpose2d_array,
         {"strides": tuple, "pads": tuple, "layout": str},
     ),
-    Op(
-        "conv_phases2d",
-        2,
-        FusionKind.COMPLEX,
-        "row y * stride + a, column x * stride + b of a transposed convolution at (n, y, a, x, b, o), `pads` of which "
-        "are cut off; tap a + stride * r of the weight (KH, KW, I, O) is the r-th that makes phase a",
-        _conv_phases2d,
-        _conv_phases2d_array,
-        _PHASES,
-    ),
-    Op(
-        "qconv_phases2d",
-        2,
-        FusionKind.COMPLEX,
-        "conv_phases2d of bytes, summed in int32; what lies outside of the first operand is pad_value",
-        _byte_phases,
-        _byte_phases_array,
-        {**_PHASES, "pad_value": int},
-    ),
+    Op("conv_phases2d", 2, FusionKind.COMPLEX, _conv_phases2d, _conv_phases2d_array, _PHASES),
+    Op("qconv_phases2d", 2, FusionKind.COMPLEX, _byte_phases, _byte_phases_array, {**_PHASES, "pad_value": int}),
 )

@@ -1,7 +1,7 @@
 """Element-wise operators: result element i needs operand element i only, after broadcasting."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast as as_type
 
 import numpy as np
@@ -46,33 +46,28 @@ def _broadcast(call: OpCall) -> Shape:
     return shape
 
 
-def _unary(
-    name: str, scalar: Callable[[Expr], Expr], numpy: Callable[[Array], Array], meaning: str, *, reads: int = 1
-) -> Op:
+def _unary(name: str, scalar: Callable[[Expr], Expr], numpy: Callable[[Array], Array], *, reads: int = 1) -> Op:
     """An operator that keeps shape and dtype and has no attributes."""
 
     def lower(call: OpCall) -> Lowered:
         return _pointwise(call, call.types[0].shape, call.types[0].dtype, scalar)
 
-    return Op(name, 1, FusionKind.ELEMENTWISE, meaning, lower, lambda _, arrays: numpy(arrays[0]), reads=reads)
+    return Op(name, 1, FusionKind.ELEMENTWISE, lower, lambda _, arrays: numpy(arrays[0]), reads=reads)
 
 
-def _activation(
-    name: str, scalar: Callable[[Expr], Expr], numpy: Callable[[Array], Array], meaning: str, reads: int = 2
-) -> Op:
+def _activation(name: str, scalar: Callable[[Expr], Expr], numpy: Callable[[Array], Array], reads: int = 2) -> Op:
     """A unary operator of several steps, which halves compute in float32 and round once."""
 
     def rounded_once(x: Expr) -> Expr:
         return te.cast(x.dtype, scalar(te.cast("float32", x))) if x.dtype in HALVES else scalar(x)
 
-    return _unary(name, rounded_once, lambda x: numpy(widened(x)), meaning, reads=reads)
+    return _unary(name, rounded_once, lambda x: numpy(widened(x)), reads=reads)
 
 
 def _binary(
     name: str,
     scalar: Callable[[Expr, Expr], Expr],
     numpy: Callable[[Array, Array], Array],
-    meaning: str,
     *,
     dtype: str = "",
     reads: int = 1,
@@ -86,7 +81,7 @@ def _binary(
     def evaluate(_: OpCall, arrays: Sequence[Array]) -> Array:
         return numpy(arrays[0], arrays[1])
 
-    return Op(name, 2, FusionKind.BROADCAST, meaning, lower, evaluate, reads=reads, commutative=commutative)
+    return Op(name, 2, FusionKind.BROADCAST, lower, evaluate, reads=reads, commutative=commutative)
 
 
 def _rounded_product(a: Expr, b: Expr) -> Expr:
@@ -159,6 +154,7 @@ _LEAST_SLOPE = 2.0**-14
 
 
 def _leaky_relu(call: OpCall) -> Lowered:
+    """x, or alpha * x below 0."""
     (x,) = call.types
     alpha = call.number("alpha")
     if _LEAST_SLOPE <= alpha <= 1:
@@ -173,7 +169,7 @@ def _leaky_relu_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _clip(call: OpCall) -> Lowered:
-    """Infinite bounds bound nothing; bounds of an integer are whole."""
+    """min(max(x, low), high). Infinite bounds bound nothing; bounds of an integer are whole."""
     (x,) = call.types
     low, high = call.number("low"), call.number("high")
     number = float if is_float(x.dtype) else int
@@ -193,11 +189,13 @@ def _clip_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _cast(call: OpCall) -> Lowered:
+    """x in another dtype; floats truncate to ints."""
     dtype = call.text("dtype")
     return _pointwise(call, call.types[0].shape, dtype, lambda e: te.cast(dtype, e))
 
 
 def _bits(call: OpCall) -> Lowered:
+    """The bits of x as another dtype."""
     (x,) = call.types
     dtype = call.text("dtype")
     call.require(item_bits(x.dtype) == item_bits(dtype), f"elements of {dtype} have another number of bits")
@@ -205,10 +203,12 @@ def _bits(call: OpCall) -> Lowered:
 
 
 def _is_nan(call: OpCall) -> Lowered:
+    """Whether x is not a number."""
     return _pointwise(call, call.types[0].shape, "bool", te.isnan)
 
 
 def _where(call: OpCall) -> Lowered:
+    """b where the condition a holds, else c."""
     condition = call.types[0]
     call.require(condition.dtype == "bool", "the condition must be bool")
     shape = broadcast_shapes(condition.shape, _broadcast(call))
@@ -217,126 +217,66 @@ def _where(call: OpCall) -> Lowered:
     return _pointwise(call, shape, call.types[1].dtype, te.select)
 
 
-_INVERSE: Mapping[str, Callable[[Array], Array]] = {
-    "asin": np.arcsin,
-    "acos": np.arccos,
-    "atan": np.arctan,
-    "asinh": np.arcsinh,
-    "acosh": np.arccosh,
-    "atanh": np.arctanh,
-}
+_INVERTED = ("sin", "cos", "tan", "sinh", "cosh", "tanh")
+"""Functions whose inverse is an operator."""
 
 _ELEMENTWISE = FusionKind.ELEMENTWISE
 
 OPERATORS = (
-    _unary("relu", lambda x: te.maximum(x, 0), lambda x: np.maximum(x, 0), "max(x, 0)"),
-    _unary("sigmoid", te.sigmoid, _sigmoid, "1 / (1 + exp(-x))"),
-    _unary("tanh", te.tanh, np.tanh, "hyperbolic tangent"),
-    _unary("exp", te.exp, np.exp, "e to the x"),
-    _unary("log", te.log, np.log, "natural logarithm"),
-    _unary("sqrt", te.sqrt, np.sqrt, "square root"),
-    _unary("erf", te.erf, _erf, "Gauss error function"),
-    _unary("neg", lambda x: -x, np.negative, "-x"),
-    _unary("abs", te.abs, np.abs, "magnitude"),
-    _unary("floor", te.floor, np.floor, "largest integer not above x"),
-    _unary("ceil", te.ceil, np.ceil, "smallest integer not below x"),
-    _unary("round", te.round, np.round, "nearest integer, ties to even"),
+    _unary("relu", lambda x: te.maximum(x, 0), lambda x: np.maximum(x, 0)),
+    _unary("sigmoid", te.sigmoid, _sigmoid),
+    _unary("erf", te.erf, _erf),
+    _unary("neg", lambda x: -x, np.negative),
     *(
-        _unary(name, getattr(te, name), getattr(np, name), f"{name} of x, in radians")
-        for name in ("sin", "cos", "tan", "sinh", "cosh")
+        _unary(name, getattr(te, name), getattr(np, name))
+        for name in (
+            *("tanh", "exp", "log", "sqrt", "abs", "floor", "ceil", "round"),
+            *("sin", "cos", "tan", "sinh", "cosh"),
+        )
     ),
-    *(_unary(name, getattr(te, name), numpy, f"the inverse of {name[1:]}") for name, numpy in _INVERSE.items()),
+    *(_unary(f"a{name}", getattr(te, f"a{name}"), getattr(np, f"arc{name}")) for name in _INVERTED),
+    # The last branch is x itself, so that a NaN stays.
     _unary(
         "sign",
-        # The last branch is x itself, so that a NaN stays.
         lambda x: te.if_then_else(x > 0, 1, x if is_unsigned(x.dtype) else te.if_then_else(x < 0, -1, x)),
         np.sign,
-        "-1, 0 or 1",
         reads=3,
     ),
-    _activation("softplus", _softplus, lambda x: np.logaddexp(x, 0), "log(1 + exp(x))", reads=5),
-    _activation("silu", lambda x: x * te.sigmoid(x), lambda x: x * _sigmoid(x), "x / (1 + exp(-x))"),
-    _activation(
-        "hard_swish",
-        _hard_swish,
-        lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
-        "x * min(max(x / 6 + 1 / 2, 0), 1)",
-    ),
-    _activation(
-        "gelu",
-        _gelu,
-        lambda x: np.asarray(x * (_erf(np.asarray(x * math.sqrt(0.5))) + 1) / 2),
-        "x times the share of a standard normal distribution below x",
-    ),
-    _activation(
-        "gelu_tanh",
-        _gelu_tanh,
-        _gelu_tanh_array,
-        "the same with tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)) in place of erf(x / sqrt(2))",
-        reads=4,
-    ),
-    _unary("bit_not", _invert_bits, np.invert, "every bit inverted, of a bool the other one"),
-    _unary(
-        "identity",
-        lambda x: x,
-        np.copy,
-        "a copy; only where a graph output would be an input, a constant or another output",
-    ),
-    Op(
-        "leaky_relu",
-        1,
-        _ELEMENTWISE,
-        "x, or alpha * x below 0",
-        _leaky_relu,
-        _leaky_relu_array,
-        {"alpha": float},
-        reads=3,
-    ),
-    Op("clip", 1, _ELEMENTWISE, "min(max(x, low), high)", _clip, _clip_array, {"low": float, "high": float}),
-    Op(
-        "cast",
-        1,
-        _ELEMENTWISE,
-        "x in another dtype; floats truncate to ints",
-        _cast,
-        lambda call, arrays: convert(arrays[0], call.text("dtype")),
-        {"dtype": str},
-    ),
-    Op(
-        "bits",
-        1,
-        _ELEMENTWISE,
-        "what x is in memory as another dtype",
-        _bits,
-        lambda call, arrays: arrays[0].copy().view(call.text("dtype")),
-        {"dtype": str},
-    ),
-    Op("is_nan", 1, _ELEMENTWISE, "whether x is not a number", _is_nan, lambda _, arrays: np.isnan(arrays[0])),
-    _binary("add", lambda a, b: a + b, np.add, "a + b", commutative=True),
-    _binary("sub", lambda a, b: a - b, np.subtract, "a - b"),
-    _binary("mul", lambda a, b: a * b, np.multiply, "a * b", commutative=True),
-    _binary("div", lambda a, b: a / b, _divide, "a / b; integers truncate towards zero"),
-    _binary("rounded_mul", _rounded_product, np.multiply, "a * b of floats, rounded before anything is added to it"),
-    _binary("true_div", lambda a, b: a / b, np.divide, "a / b of floats, never a product with a reciprocal"),
-    _binary("pow", te.pow, np.power, "a to the b"),
-    _binary("maximum", te.maximum, np.maximum, "the larger", commutative=True),
-    _binary("minimum", te.minimum, np.minimum, "the smaller", commutative=True),
-    _binary("mod", lambda a, b: a % b, np.mod, "what is left of a after division by b, with the sign of b"),
-    _binary("fmod", _remainder, np.fmod, "what is left of a after division by b, with the sign of a", reads=3),
-    _binary("bit_and", lambda a, b: a & b, np.bitwise_and, "bits that both have; of bools whether both hold"),
-    _binary("bit_or", lambda a, b: a | b, np.bitwise_or, "bits that one has; of bools whether one holds"),
-    _binary("bit_xor", lambda a, b: a ^ b, np.bitwise_xor, "bits that one has; of bools whether they differ"),
-    _binary("shift_left", lambda a, b: a << b, np.left_shift, "the bits of a moved up by b, of which b fall out"),
-    _binary("shift_right", lambda a, b: a >> b, np.right_shift, "the bits of a moved down by b, of which b fall out"),
-    _binary("equal", te.equal, np.equal, "whether a = b", dtype="bool"),
-    _binary("less", lambda a, b: a < b, np.less, "whether a < b", dtype="bool"),
-    _binary("less_equal", lambda a, b: a <= b, np.less_equal, "whether a <= b", dtype="bool"),
-    Op(
-        "where",
-        3,
-        FusionKind.BROADCAST,
-        "b where the condition a holds, else c",
-        _where,
-        lambda _, arrays: np.where(*arrays),
-    ),
+    _activation("softplus", _softplus, lambda x: np.logaddexp(x, 0), reads=5),
+    _activation("silu", lambda x: x * te.sigmoid(x), lambda x: x * _sigmoid(x)),
+    _activation("hard_swish", _hard_swish, lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
+    _activation("gelu", _gelu, lambda x: np.asarray(x * (_erf(np.asarray(x * math.sqrt(0.5))) + 1) / 2)),
+    _activation("gelu_tanh", _gelu_tanh, _gelu_tanh_array, reads=4),
+    _unary("bit_not", _invert_bits, np.invert),
+    # Only where a graph output would be an input, a constant or another output.
+    _unary("identity", lambda x: x, np.copy),
+    Op("leaky_relu", 1, _ELEMENTWISE, _leaky_relu, _leaky_relu_array, {"alpha": float}, reads=3),
+    Op("clip", 1, _ELEMENTWISE, _clip, _clip_array, {"low": float, "high": float}),
+    Op("cast", 1, _ELEMENTWISE, _cast, lambda call, arrays: convert(arrays[0], call.text("dtype")), {"dtype": str}),
+    Op("bits", 1, _ELEMENTWISE, _bits, lambda call, arrays: arrays[0].copy().view(call.text("dtype")), {"dtype": str}),
+    Op("is_nan", 1, _ELEMENTWISE, _is_nan, lambda _, arrays: np.isnan(arrays[0])),
+    _binary("add", lambda a, b: a + b, np.add, commutative=True),
+    _binary("sub", lambda a, b: a - b, np.subtract),
+    _binary("mul", lambda a, b: a * b, np.multiply, commutative=True),
+    # Integers truncate towards zero.
+    _binary("div", lambda a, b: a / b, _divide),
+    # Of floats, rounded before anything is added to it.
+    _binary("rounded_mul", _rounded_product, np.multiply),
+    # Of floats, never a product with a reciprocal.
+    _binary("true_div", lambda a, b: a / b, np.divide),
+    _binary("pow", te.pow, np.power),
+    _binary("maximum", te.maximum, np.maximum, commutative=True),
+    _binary("minimum", te.minimum, np.minimum, commutative=True),
+    # The remainder of `mod` has the sign of the divisor, that of `fmod` the sign of the dividend.
+    _binary("mod", lambda a, b: a % b, np.mod),
+    _binary("fmod", _remainder, np.fmod, reads=3),
+    _binary("bit_and", lambda a, b: a & b, np.bitwise_and),
+    _binary("bit_or", lambda a, b: a | b, np.bitwise_or),
+    _binary("bit_xor", lambda a, b: a ^ b, np.bitwise_xor),
+    _binary("shift_left", lambda a, b: a << b, np.left_shift),
+    _binary("shift_right", lambda a, b: a >> b, np.right_shift),
+    _binary("equal", te.equal, np.equal, dtype="bool"),
+    _binary("less", lambda a, b: a < b, np.less, dtype="bool"),
+    _binary("less_equal", lambda a, b: a <= b, np.less_equal, dtype="bool"),
+    Op("where", 3, FusionKind.BROADCAST, _where, lambda _, arrays: np.where(*arrays)),
 )

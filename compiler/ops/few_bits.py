@@ -43,6 +43,7 @@ def _check(call: OpCall, operands: Sequence[Typed]) -> tuple[int, int, int, int]
 
 
 def _dequantize_bits(call: OpCall) -> Lowered:
+    """The weights (K, N) of (codes, scale, offset): code * scale + offset, by blocks."""
     blocks, size, held, columns = _check(call, call.types)
     shape, bits = (blocks * size * held, columns), call.integer("bits")
 
@@ -57,6 +58,7 @@ def _dequantize_bits(call: OpCall) -> Lowered:
 
 
 def _dense_bits(call: OpCall) -> Lowered:
+    """(M, K) x (K, N) of (x, codes, scale, offset): a weight is code * scale + offset, by blocks."""
     x, *weights = call.types
     blocks, size, held, columns = _check(call, weights)
     fits = len(x.shape) == 2 and x.dtype == "float32" and x.shape[1] == blocks * size * held
@@ -89,22 +91,6 @@ def _dense_bits_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 OPERATORS = (
-    Op(
-        "dequantize_bits",
-        3,
-        FusionKind.INJECTIVE,
-        "the weights (K, N) of (codes, scale, offset): code * scale + offset, by blocks",
-        _dequantize_bits,
-        _dequantize_bits_array,
-        {"bits": int},
-    ),
-    Op(
-        "dense_bits",
-        4,
-        FusionKind.COMPLEX,
-        "(M, K) x (K, N) of (x, codes, scale, offset): a weight is code * scale + offset, by blocks",
-        _dense_bits,
-        _dense_bits_array,
-        {"bits": int},
-    ),
+    Op("dequantize_bits", 3, FusionKind.INJECTIVE, _dequantize_bits, _dequantize_bits_array, {"bits": int}),
+    Op("dense_bits", 4, FusionKind.COMPLEX, _dense_bits, _dense_bits_array, {"bits": int}),
 )

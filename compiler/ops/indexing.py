@@ -62,7 +62,9 @@ def inside_array(indices: Array, extent: int) -> Array:
     return np.asarray(np.clip(np.where(indices < 0, indices + extent, indices), 0, extent - 1))
 
 
-def _arg_reduction(name: str, find: Callable[..., tuple[Tensor, ...]], numpy: Callable[..., Array], meaning: str) -> Op:
+def _arg_reduction(name: str, find: Callable[..., tuple[Tensor, ...]], numpy: Callable[..., Array]) -> Op:
+    """The index of the first extreme element along an axis."""
+
     def lower(call: OpCall) -> Lowered:
         axis, shape, keep = call.require_axis(), call.types[0].shape, call.flag("keepdims")
         reduced = (*shape[:axis], *((1,) if keep else ()), *shape[axis + 1 :])
@@ -71,14 +73,15 @@ def _arg_reduction(name: str, find: Callable[..., tuple[Tensor, ...]], numpy: Ca
     def evaluate(call: OpCall, arrays: Sequence[Array]) -> Array:
         return numpy(arrays[0], axis=call.integer("axis"), keepdims=call.flag("keepdims"))
 
-    return Op(name, 1, FusionKind.REDUCTION, meaning, lower, evaluate, {"axis": int, "keepdims": bool})
+    return Op(name, 1, FusionKind.REDUCTION, lower, evaluate, {"axis": int, "keepdims": bool})
 
 
 def _top_k(call: OpCall) -> Lowered:
-    """The indices of the k largest (smallest) along `axis`: an element's rank is how many come before it.
+    """The indices of the k largest (smallest) along `axis`, in order; a NaN is larger than every number.
 
-    The elements are cut into blocks of some k, and only the best k of each block go on. Where a block is ranked by
-    counting, as on GPUs, that takes some 8 k n comparisons, and n log k where `retune.compiler.lower.rank` sorts it.
+    The rank of an element is the number of elements before it. The elements are cut into blocks of some k, and only the
+    best k of each block go on. Where a block is ranked by counting, as on GPUs, that takes some 8 k n comparisons, and
+    n log k where `retune.compiler.lower.rank` sorts it.
     """
     (x,) = call.types
     axis, k = call.require_axis(), call.integer("k")
@@ -215,7 +218,10 @@ def _top_k_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _gather(call: OpCall) -> Lowered:
-    """The indices' dimensions take the place of the axis."""
+    """Slices of x along an axis, one for each index: the indices' dimensions take the place of the axis.
+
+    Negative indices count from the end, those outside are clipped.
+    """
     x, indices = call.types
     axis, rank = call.require_axis(), len(indices.shape)
     _require_indices(call)
@@ -239,7 +245,10 @@ def _gather_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _gather_elements(call: OpCall) -> Lowered:
-    """The indices' shape, which is not larger than the operand's but along the axis."""
+    """For each index the element of x at the index along an axis, and at the index's own position along the others.
+
+    The result has the indices' shape, which is larger than the operand's along the axis at most.
+    """
     x, indices = call.types
     axis = call.require_axis()
     _require_indices(call)
@@ -267,7 +276,7 @@ def _points(call: OpCall, x: Array, indices: Array) -> tuple[Array, ...]:
 
 
 def _gather_nd(call: OpCall) -> Lowered:
-    """A slice of the operand for each row, the last dimension, of the indices."""
+    """Slices of x, one for each row of indices into its dimensions after the first `batch_dims`."""
     x, indices = call.types
     batch = call.integer("batch_dims")
     _require_indices(call)
@@ -300,7 +309,9 @@ def _gather_nd_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _scatter_elements(call: OpCall) -> Lowered:
-    """The first operand's shape; the updates have the shape of the indices."""
+    """x with updates, of the indices' shape, joined to it at the indices along an axis; without a reduction the last
+    update of an element wins.
+    """
     x, where, new = call.types
     axis = call.require_axis()
     _require_indices(call)
@@ -331,7 +342,7 @@ def _scatter_elements_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _scatter_nd(call: OpCall) -> Lowered:
-    """The first operand's shape; the updates are a slice of it for each row of the indices."""
+    """x with slices of updates joined to it, one for each row of indices into the first dimensions of x."""
     x, where, new = call.types
     _require_indices(call)
     named = where.shape[-1] if where.shape else len(x.shape) + 1
@@ -409,60 +420,12 @@ def _join(how: str, old: Expr, here: Expr, update: Expr) -> Expr:
 _INJECTIVE, _OPAQUE = FusionKind.INJECTIVE, FusionKind.OPAQUE
 
 OPERATORS = (
-    _arg_reduction("arg_max", argmax, np.argmax, "index of the first largest element along an axis"),
-    _arg_reduction("arg_min", argmin, np.argmin, "index of the first smallest element along an axis"),
-    Op(
-        "top_k",
-        1,
-        _OPAQUE,
-        "indices of the k largest along an axis, in order; a NaN is larger than every number",
-        _top_k,
-        _top_k_array,
-        {"axis": int, "k": int, "largest": bool},
-    ),
-    Op(
-        "gather",
-        2,
-        _INJECTIVE,
-        "slices of x along an axis, one for each index; negative ones count from the end, those outside are clipped",
-        _gather,
-        _gather_array,
-        {"axis": int},
-    ),
-    Op(
-        "gather_elements",
-        2,
-        _INJECTIVE,
-        "for each index the element of x at the index along an axis, and at the index's own place along the others",
-        _gather_elements,
-        _gather_elements_array,
-        {"axis": int},
-    ),
-    Op(
-        "gather_nd",
-        2,
-        _INJECTIVE,
-        "slices of x, one for each row of indices into its dimensions after the first batch_dims",
-        _gather_nd,
-        _gather_nd_array,
-        {"batch_dims": int},
-    ),
-    Op(
-        "scatter_elements",
-        3,
-        _OPAQUE,
-        "x with updates joined to it at the indices along an axis; the last one wins where nothing joins them",
-        _scatter_elements,
-        _scatter_elements_array,
-        {"axis": int, "reduction": str},
-    ),
-    Op(
-        "scatter_nd",
-        3,
-        _OPAQUE,
-        "x with slices of updates joined to it, each at a row of indices into the first dimensions of x",
-        _scatter_nd,
-        _scatter_nd_array,
-        {"reduction": str},
-    ),
+    _arg_reduction("arg_max", argmax, np.argmax),
+    _arg_reduction("arg_min", argmin, np.argmin),
+    Op("top_k", 1, _OPAQUE, _top_k, _top_k_array, {"axis": int, "k": int, "largest": bool}),
+    Op("gather", 2, _INJECTIVE, _gather, _gather_array, {"axis": int}),
+    Op("gather_elements", 2, _INJECTIVE, _gather_elements, _gather_elements_array, {"axis": int}),
+    Op("gather_nd", 2, _INJECTIVE, _gather_nd, _gather_nd_array, {"batch_dims": int}),
+    Op("scatter_elements", 3, _OPAQUE, _scatter_elements, _scatter_elements_array, {"axis": int, "reduction": str}),
+    Op("scatter_nd", 3, _OPAQUE, _scatter_nd, _scatter_nd_array, {"reduction": str}),
 )

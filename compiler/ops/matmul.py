@@ -29,6 +29,7 @@ def _sum_dtype(call: OpCall) -> str | None:
 
 
 def _dense(call: OpCall) -> Lowered:
+    """(M, K) x (K, N); `qdense` is of bytes, summed in int32."""
     x, w = call.types
     dtype = _sum_dtype(call)
     if dtype is None or not len(x.shape) == len(w.shape) == 2 or x.shape[1] != w.shape[0]:
@@ -47,6 +48,7 @@ def _dense(call: OpCall) -> Lowered:
 
 
 def _batch_matmul(call: OpCall) -> Lowered:
+    """(B, M, K) x (B, K, N); `qbatch_matmul` is of bytes, summed in int32."""
     x, w = call.types
     dtype = _sum_dtype(call)
     fits = len(x.shape) == len(w.shape) == 3 and x.shape[0] == w.shape[0] and x.shape[2] == w.shape[1]
@@ -136,17 +138,9 @@ def _contract_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 _COMPLEX = FusionKind.COMPLEX
 
 OPERATORS = (
-    Op("dense", 2, _COMPLEX, "(M, K) x (K, N)", _dense, _matmul_array),
-    Op("batch_matmul", 2, _COMPLEX, "(B, M, K) x (B, K, N)", _batch_matmul, _matmul_array),
-    Op("qdense", 2, _COMPLEX, "dense of bytes, summed in int32", _dense, _matmul_array),
-    Op("qbatch_matmul", 2, _COMPLEX, "batch_matmul of bytes, summed in int32", _batch_matmul, _matmul_array),
-    Op(
-        "contract",
-        2,
-        _COMPLEX,
-        "sum of products of (a, b) in Einstein's notation: a letter for each axis, summed over those not in `result`",
-        _contract,
-        _contract_array,
-        {"left": str, "right": str, "result": str},
-    ),
+    Op("dense", 2, _COMPLEX, _dense, _matmul_array),
+    Op("batch_matmul", 2, _COMPLEX, _batch_matmul, _matmul_array),
+    Op("qdense", 2, _COMPLEX, _dense, _matmul_array),
+    Op("qbatch_matmul", 2, _COMPLEX, _batch_matmul, _matmul_array),
+    Op("contract", 2, _COMPLEX, _contract, _contract_array, {"left": str, "right": str, "result": str}),
 )

@@ -17,6 +17,7 @@ from retune.compiler.te.tensor import Tensor
 
 
 def _normalize(call: OpCall) -> Lowered:
+    """c / sqrt(mean(c * c) + epsilon) over axes, with c = x - mean(x) when centred, else x."""
     (x,) = call.types
     axes = call.require_axes()
 
@@ -95,6 +96,7 @@ def _normalized(
 
 
 def _group_normalize(call: OpCall) -> Lowered:
+    """c / sqrt(mean(c * c) + epsilon) over axes and each group of neighbors along `axis`, with c = x - mean(x)."""
     (x,) = call.types
     axes, axis, groups = call.require_axes(), call.require_axis(), call.integer("groups")
     fits = axis not in axes and groups > 0 and x.shape[axis] % groups == 0
@@ -127,6 +129,7 @@ def _normalized_array(x: Array, axes: tuple[int, ...], epsilon: float, *, centre
 
 
 def _batch_norm(call: OpCall) -> Lowered:
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias of (x, scale, bias, mean, variance) along an axis."""
     x, *statistics = call.types
     axis = call.integer("axis")
     fits = 0 <= axis < len(x.shape) and all(s.shape == (x.shape[axis],) for s in statistics)
@@ -157,7 +160,6 @@ OPERATORS = (
         "normalize",
         1,
         FusionKind.REDUCTION,
-        "c / sqrt(mean(c * c) + epsilon) over axes, with c = x - mean(x) when centred, else x",
         _normalize,
         _normalize_array,
         {"axes": tuple, "epsilon": float, "centred": bool},
@@ -166,18 +168,9 @@ OPERATORS = (
         "group_normalize",
         1,
         FusionKind.REDUCTION,
-        "c / sqrt(mean(c * c) + epsilon) over axes and each group of neighbors along axis, with c = x - mean(x)",
         _group_normalize,
         _group_normalize_array,
         {"axes": tuple, "axis": int, "groups": int, "epsilon": float},
     ),
-    Op(
-        "batch_norm",
-        5,
-        FusionKind.OPAQUE,
-        "(x - mean) / sqrt(variance + epsilon) * scale + bias of (x, scale, bias, mean, variance) along an axis",
-        _batch_norm,
-        _batch_norm_array,
-        {"axis": int, "epsilon": float},
-    ),
+    Op("batch_norm", 5, FusionKind.OPAQUE, _batch_norm, _batch_norm_array, {"axis": int, "epsilon": float}),
 )

@@ -175,10 +175,8 @@ class Op:
     operands: int | None
     """How many it takes; None: one or more."""
     kind: FusionKind
-    meaning: str
-    """What it computes, as a formula or in words."""
     lower: Callable[[OpCall], Lowered]
-    """Checks a call and describes its result."""
+    """Checks a call and describes its result; its docstring says what the operator computes."""
     evaluate: Callable[[OpCall, Sequence[Array]], Array]
     """Computes the result with NumPy, in any dtype: the caller casts to the one that `lower` says."""
     attrs: Mapping[str, type] = field(default_factory=dict)

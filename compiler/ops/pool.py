@@ -36,11 +36,13 @@ def _shape(call: OpCall) -> Shape:
 
 
 def _max_pool2d(call: OpCall) -> Lowered:
+    """Maximum of a window; padding never wins."""
     shape = _shape(call)
     return Lowered(shape, call.types[0].dtype, lambda x: _pool(call, shape, x, maximum=True, name=call.name))
 
 
 def _avg_pool2d(call: OpCall) -> Lowered:
+    """The sum of a window over its number of elements inside x, or over all of them with `count_include_pad`."""
     shape, dtype = _shape(call), call.types[0].dtype
 
     def build(x: Tensor) -> Tensor:
@@ -147,22 +149,6 @@ def _avg_pool2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 _ATTRS = {"kernel": tuple, "strides": tuple, "pads": tuple, "layout": str}
 
 OPERATORS = (
-    Op(
-        "max_pool2d",
-        1,
-        FusionKind.REDUCTION,
-        "maximum of a window; padding never wins",
-        _max_pool2d,
-        _max_pool2d_array,
-        {**_ATTRS, "dilations": tuple},
-    ),
-    Op(
-        "avg_pool2d",
-        1,
-        FusionKind.REDUCTION,
-        "window sum over the elements inside x, or over all of the window with count_include_pad",
-        _avg_pool2d,
-        _avg_pool2d_array,
-        {**_ATTRS, "count_include_pad": bool},
-    ),
+    Op("max_pool2d", 1, FusionKind.REDUCTION, _max_pool2d, _max_pool2d_array, {**_ATTRS, "dilations": tuple}),
+    Op("avg_pool2d", 1, FusionKind.REDUCTION, _avg_pool2d, _avg_pool2d_array, {**_ATTRS, "count_include_pad": bool}),
 )

@@ -31,6 +31,7 @@ def _at(part: Tensor, indices: tuple[Expr, ...], axis: int) -> Expr:
 
 
 def _quantize(call: OpCall) -> Lowered:
+    """round(x / scale) + zero, clipped, of (x, scale, zero); one scale, or one for each index along an axis."""
     axis = _require_scale(call)
     x, scale, zero = call.types
     call.require(x.dtype == scale.dtype, "the scale must have the dtype of the numbers")
@@ -50,6 +51,7 @@ def _quantize(call: OpCall) -> Lowered:
 
 
 def _dequantize(call: OpCall) -> Lowered:
+    """(x - zero) * scale of (x, scale, zero)."""
     axis = _require_scale(call)
     x, scale, zero = call.types
     call.require(x.dtype == zero.dtype, "the zero point must have the dtype of the numbers")
@@ -84,6 +86,7 @@ def _dequantize_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _lookup(call: OpCall) -> Lowered:
+    """The element of a table at each byte, whose bits are read as uint8, of (x, table)."""
     x, table = call.types
     call.require(x.dtype in BYTES and table.shape == (256,), "needs bytes and a table of 256 elements")
 
@@ -101,30 +104,7 @@ def _lookup_array(_: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 OPERATORS = (
-    Op(
-        "lookup",
-        2,
-        FusionKind.ELEMENTWISE,
-        "the element of a table at each byte, whose bits are read as uint8, of (x, table)",
-        _lookup,
-        _lookup_array,
-    ),
-    Op(
-        "quantize",
-        3,
-        FusionKind.OPAQUE,
-        "round(x / scale) + zero, clipped, of (x, scale, zero); one scale, or one for each place of an axis",
-        _quantize,
-        _quantize_array,
-        {"axis": int},
-    ),
-    Op(
-        "dequantize",
-        3,
-        FusionKind.OPAQUE,
-        "(x - zero) * scale of (x, scale, zero)",
-        _dequantize,
-        _dequantize_array,
-        {"axis": int},
-    ),
+    Op("lookup", 2, FusionKind.ELEMENTWISE, _lookup, _lookup_array),
+    Op("quantize", 3, FusionKind.OPAQUE, _quantize, _quantize_array, {"axis": int}),
+    Op("dequantize", 3, FusionKind.OPAQUE, _dequantize, _dequantize_array, {"axis": int}),
 )

@@ -169,6 +169,9 @@ _CELLS = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
 
 
 def _lower(call: OpCall) -> Lowered:
+    """The states of a recurrent layer, (T + finals, directions, B, H), from the products of its inputs (T, B,
+    directions, gates * H); the last rows are the final states.
+    """
     names = ("x", *call.text("operands").split())
     call.require(len(names) == len(call.types) and call.text("cell") in GATES, "operands do not fit the cell")
     types = dict(zip(names, call.types, strict=True))
@@ -226,8 +229,6 @@ OPERATORS = (
         "recurrent",
         None,
         FusionKind.OPAQUE,
-        "the states of a recurrent layer, (T + finals, directions, B, H), from the products of its inputs (T, B, "
-        "directions, gates * H); the last rows are the final states",
         _lower,
         _evaluate,
         {"cell": str, "operands": str, "functions": str, "clip": float, "reverse": tuple, "finals": int},

@@ -25,7 +25,7 @@ def _reduced_shape(call: OpCall) -> Shape:
     return tuple(n for i, n in enumerate(shape) if i not in axes)
 
 
-def _reduction(name: str, combine: _Combine, evaluate: _Evaluate, meaning: str) -> Op:
+def _reduction(name: str, combine: _Combine, evaluate: _Evaluate) -> Op:
     def lower(call: OpCall) -> Lowered:
         shape = _reduced_shape(call)
 
@@ -35,10 +35,11 @@ def _reduction(name: str, combine: _Combine, evaluate: _Evaluate, meaning: str) 
         return Lowered(shape, call.types[0].dtype, build)
 
     attrs = {"axes": tuple, "keepdims": bool}
-    return Op(name, 1, FusionKind.REDUCTION, f"{meaning} over axes", lower, evaluate, attrs)
+    return Op(name, 1, FusionKind.REDUCTION, lower, evaluate, attrs)
 
 
 def _mean(call: OpCall) -> Lowered:
+    """Mean over axes."""
     shape, dtype = _reduced_shape(call), call.types[0].dtype
 
     def build(x: Tensor) -> Tensor:
@@ -226,11 +227,11 @@ def _log_softmax_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 _KIND = FusionKind.REDUCTION
 
 OPERATORS = (
-    _reduction("reduce_prod", te.prod, _reduce_array(np.prod), "product"),
-    _reduction("reduce_sum", te.sum, _reduce_array(np.sum), "sum"),
-    Op("reduce_mean", 1, _KIND, "mean over axes", _mean, _mean_array, {"axes": tuple, "keepdims": bool}),
-    _reduction("reduce_max", te.max, _extreme_array(np.max, largest=True), "maximum"),
-    _reduction("reduce_min", te.min, _extreme_array(np.min, largest=False), "minimum"),
-    Op("softmax", 1, _KIND, "exp(x - max) / sum along an axis", _softmax, _softmax_array, {"axis": int}),
-    Op("log_softmax", 1, _KIND, "x - max - log(sum) along an axis", _log_softmax, _log_softmax_array, {"axis": int}),
+    _reduction("reduce_prod", te.prod, _reduce_array(np.prod)),
+    _reduction("reduce_sum", te.sum, _reduce_array(np.sum)),
+    Op("reduce_mean", 1, _KIND, _mean, _mean_array, {"axes": tuple, "keepdims": bool}),
+    _reduction("reduce_max", te.max, _extreme_array(np.max, largest=True)),
+    _reduction("reduce_min", te.min, _extreme_array(np.min, largest=False)),
+    Op("softmax", 1, _KIND, _softmax, _softmax_array, {"axis": int}),
+    Op("log_softmax", 1, _KIND, _log_softmax, _log_softmax_array, {"axis": int}),
 )

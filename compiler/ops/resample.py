@@ -13,7 +13,10 @@ from retune.compiler.te.tensor import LOOKS_UP_TABLES, Tensor
 
 
 def _resample(call: OpCall) -> Lowered:
-    """Operands: x, then for each of the axes, ascending, its places and weights, both of shape (new extent, taps)."""
+    """Along each axis the sum over taps of weights[i, tap] * x at places[i, tap].
+
+    Operands: x, then for each of the axes, ascending, its places and weights, both of shape (new extent, taps).
+    """
     x, axes = call.types[0], call.require_axes()
     call.require(is_float(x.dtype), "x must be of floats")
     call.require(len(call.types) == 1 + 2 * len(axes), "each axis takes an operand of places and one of weights")
@@ -63,14 +66,4 @@ def _resample_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     return result
 
 
-OPERATORS = (
-    Op(
-        "resample",
-        None,
-        FusionKind.INJECTIVE,
-        "along each axis the sum over taps of weights[i, tap] * x at places[i, tap]; operands x, places, weights, ...",
-        _resample,
-        _resample_array,
-        {"axes": tuple},
-    ),
-)
+OPERATORS = (Op("resample", None, FusionKind.INJECTIVE, _resample, _resample_array, {"axes": tuple}),)

@@ -12,6 +12,7 @@ from retune.compiler.te.tensor import CONCATENATED, MOVES_ELEMENTS, Tensor
 
 
 def _reshape(call: OpCall) -> Lowered:
+    """The same elements in row-major order."""
     (x,) = call.types
     shape = call.ints("shape")
     fits = math.prod(shape) == math.prod(x.shape) and all(extent >= 0 for extent in shape)
@@ -43,6 +44,7 @@ def _reshape(call: OpCall) -> Lowered:
 
 
 def _transpose(call: OpCall) -> Lowered:
+    """Result axis i is operand axis perm[i]."""
     (x,) = call.types
     perm = call.ints("perm")
     call.require(sorted(perm) == list(range(len(x.shape))), f"perm {perm} is no permutation of its axes")
@@ -58,6 +60,7 @@ def _transpose(call: OpCall) -> Lowered:
 
 
 def _concat(call: OpCall) -> Lowered:
+    """Operands end to end along an axis."""
     axis, first = call.require_axis(), call.types[0]
     for other in call.types[1:]:
         alike = (*other.shape[:axis], first.shape[axis], *other.shape[axis + 1 :]) == first.shape
@@ -85,6 +88,7 @@ def _concat(call: OpCall) -> Lowered:
 
 
 def _slice(call: OpCall) -> Lowered:
+    """For each axis elements start, start + step, ... below stop; steps are positive."""
     (x,) = call.types
     starts, stops, steps = call.ints("starts"), call.ints("stops"), call.ints("steps")
     entries = len(starts) == len(stops) == len(steps) == len(x.shape)
@@ -110,6 +114,7 @@ def _slice_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _pad(call: OpCall) -> Lowered:
+    """A border of `value`; one entry an axis."""
     (x,) = call.types
     before, after = call.ints("pads_before"), call.ints("pads_after")
     fits = len(before) == len(after) == len(x.shape) and all(pad >= 0 for pad in (*before, *after))
@@ -141,6 +146,7 @@ def _pad_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _broadcast_to(call: OpCall) -> Lowered:
+    """x repeated to a shape."""
     (x,) = call.types
     shape = call.ints("shape")
     call.require(broadcast_shapes(x.shape, shape) == shape, f"does not broadcast to {list(shape)}")
@@ -152,6 +158,7 @@ def _broadcast_to(call: OpCall) -> Lowered:
 
 
 def _arange(call: OpCall) -> Lowered:
+    """start, start + step, ...: `count` integers."""
     start, count, step = (call.integer(key) for key in ("start", "count", "step"))
     call.require(count >= 0, f"cannot have {count} elements")
 
@@ -162,6 +169,7 @@ def _arange(call: OpCall) -> Lowered:
 
 
 def _extents(call: OpCall) -> Lowered:
+    """The integers `values`, such as the shape of a tensor."""
     values = call.ints("values")
 
     def build() -> Tensor:
@@ -181,19 +189,12 @@ _INJECTIVE = FusionKind.INJECTIVE
 
 OPERATORS = (
     Op(
-        "reshape",
-        1,
-        _INJECTIVE,
-        "the same elements in row-major order",
-        _reshape,
-        lambda call, arrays: arrays[0].reshape(call.ints("shape")),
-        {"shape": tuple},
+        "reshape", 1, _INJECTIVE, _reshape, lambda call, arrays: arrays[0].reshape(call.ints("shape")), {"shape": tuple}
     ),
     Op(
         "transpose",
         1,
         _INJECTIVE,
-        "result axis i is operand axis perm[i]",
         _transpose,
         lambda call, arrays: arrays[0].transpose(call.ints("perm")),
         {"perm": tuple},
@@ -202,34 +203,16 @@ OPERATORS = (
         "concat",
         None,
         _INJECTIVE,
-        "operands end to end along an axis",
         _concat,
         lambda call, arrays: np.concatenate(arrays, axis=call.integer("axis")),
         {"axis": int},
     ),
-    Op(
-        "slice",
-        1,
-        _INJECTIVE,
-        "for every axis elements start, start + step, ... below stop; steps are positive",
-        _slice,
-        _slice_array,
-        {"starts": tuple, "stops": tuple, "steps": tuple},
-    ),
-    Op(
-        "pad",
-        1,
-        _INJECTIVE,
-        "a border of `value`; one entry an axis",
-        _pad,
-        _pad_array,
-        {"pads_before": tuple, "pads_after": tuple, "value": float},
-    ),
+    Op("slice", 1, _INJECTIVE, _slice, _slice_array, {"starts": tuple, "stops": tuple, "steps": tuple}),
+    Op("pad", 1, _INJECTIVE, _pad, _pad_array, {"pads_before": tuple, "pads_after": tuple, "value": float}),
     Op(
         "broadcast_to",
         1,
         _INJECTIVE,
-        "x repeated to a shape",
         _broadcast_to,
         lambda call, arrays: np.broadcast_to(arrays[0], call.ints("shape")),
         {"shape": tuple},
@@ -238,18 +221,9 @@ OPERATORS = (
         "arange",
         0,
         _INJECTIVE,
-        "start, start + step, ...: count integers",
         _arange,
         lambda call, _: call.integer("start") + call.integer("step") * np.arange(call.integer("count")),
         {"start": int, "count": int, "step": int},
     ),
-    Op(
-        "extents",
-        0,
-        _INJECTIVE,
-        "the integers `values`, such as the shape of a tensor",
-        _extents,
-        lambda call, _: np.asarray(call.ints("values"), "int64"),
-        {"values": tuple},
-    ),
+    Op("extents", 0, _INJECTIVE, _extents, lambda call, _: np.asarray(call.ints("values"), "int64"), {"values": tuple}),
 )

@@ -14,6 +14,7 @@ multiplied by 0 or 1, and what two rows of a matrix share is computed once.
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -103,7 +104,9 @@ def transformed_weight(weight: NDArray[np.generic], tile: int) -> NDArray[np.gen
 
 
 def _winograd(call: OpCall, rank: int) -> Lowered:
-    """A convolution of stride 1, of 3x3 taps in the last two dimensions."""
+    """A channels-last convolution of stride 1, of 3x3 taps in the last two dimensions. The weights are transformed for
+    tiles of `tile` results a side: (A, A, I, O), or (A, A, KD, I, O).
+    """
     x, w = call.types
     tile, pads = call.integer("tile"), call.ints("pads")
     kernel = (*w.shape[2:-2], KERNEL, KERNEL)
@@ -302,20 +305,9 @@ def _pad(data: Tensor, pads: Sequence[tuple[int, int]], sizes: tuple[int, ...]) 
     return zero_padded(data, 1, before, after, "data_pad", sizes)
 
 
-def _op(rank: int, layout: str, weight: str) -> Op:
-    def lower(call: OpCall) -> Lowered:
-        return _winograd(call, rank)
+_ATTRS = {"pads": tuple, "tile": int}
 
-    meaning = f"conv{rank}d {layout}, stride 1, of weights transformed for tiles of `tile` results a side, {weight}"
-    return Op(
-        f"winograd_conv{rank}d",
-        2,
-        FusionKind.COMPLEX,
-        meaning,
-        lower,
-        _winograd_array,
-        {"pads": tuple, "tile": int},
-    )
-
-
-OPERATORS = (_op(2, "NHWC", "(A, A, I, O)"), _op(3, "NDHWC", "(A, A, KD, I, O)"))
+OPERATORS = tuple(
+    Op(f"winograd_conv{rank}d", 2, FusionKind.COMPLEX, partial(_winograd, rank=rank), _winograd_array, _ATTRS)
+    for rank in (2, 3)
+)

@@ -40,7 +40,7 @@ def _evaluate(call, arrays):
     return np.roll(arrays[0], -call.integer("shift"), axis=-1)
 
 
-ROLL = Op("roll", 1, FusionKind.INJECTIVE, "elements in a circle", _lower, _evaluate, {"shift": int})
+ROLL = Op("roll", 1, FusionKind.INJECTIVE, _lower, _evaluate, {"shift": int})
 '''
 
 
