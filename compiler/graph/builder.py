@@ -1,5 +1,6 @@
 """Builds a `Graph` of operators in order; shape rules describe every result, and `finish` drops dead nodes."""
 
+import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -11,6 +12,8 @@ from retune.compiler.graph.partition.memoize import memoize
 from retune.compiler.graph.verify import call_of, infer_value
 from retune.compiler.ir.dims import Dim, integers
 from retune.compiler.ops import OPS, FusionKind
+
+_log = logging.getLogger(__name__)
 
 WEIGHTS = ("dequantize", "dequantize_bits")
 """Weights with few bits for a number."""
@@ -260,6 +263,19 @@ def rewrite(graph: Graph, convert: Convert) -> Graph:
             result = builder.emit(node.op, renamed.inputs, node.attrs, name=node.name, output=node.output, known=known)
         new_name[node.output] = result
     return builder.finish({name: new_name[name] for name in graph.outputs})
+
+
+def rewrite_until_stable(graph: Graph, step: Callable[[Graph], Graph], rounds: int) -> Graph:
+    """Apply the rewrite `step` until it changes nothing, at most `rounds` times."""
+    # The text shows a fixpoint: rewrites rebuild nodes, so identity says nothing.
+    text = str(graph)
+    for _ in range(rounds):
+        graph, before = step(graph), text
+        text = str(graph)
+        if text == before:
+            return graph
+    _log.info("%s: %s still changes something after %d rounds", graph.name, step, rounds)
+    return graph
 
 
 def _has_same_types(graph: Graph, node: Node, builder: GraphBuilder, renamed: Node) -> bool:

@@ -6,89 +6,86 @@ from typing import Protocol
 
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.ir import Graph
-from retune.compiler.graph.passes.channels_last import ChannelsLast
-from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressions
-from retune.compiler.graph.passes.fold_batch_norm import FoldBatchNorm
-from retune.compiler.graph.passes.fold_constants import FoldConstants
-from retune.compiler.graph.passes.fold_scales import FoldScales
-from retune.compiler.graph.passes.merge_products import MergeProducts
-from retune.compiler.graph.passes.move_rows import MoveRows
-from retune.compiler.graph.passes.pad_rows import PadRows
-from retune.compiler.graph.passes.padding_taps import DropPaddingTaps
-from retune.compiler.graph.passes.pair_channels import PairChannels
-from retune.compiler.graph.passes.quantized import Quantized
-from retune.compiler.graph.passes.resample_later import ResampleLater
-from retune.compiler.graph.passes.rules.recognize import Recognize
-from retune.compiler.graph.passes.rules.simplify import SETTLING_RULES, Simplify
-from retune.compiler.graph.passes.scale_weights import ScaleWeights
-from retune.compiler.graph.passes.slice_weights import SliceWeights
-from retune.compiler.graph.passes.subpixel_conv import SubpixelConv
-from retune.compiler.graph.passes.transposed_products import TransposedProducts
-from retune.compiler.graph.passes.widen_scores import WidenScores
-from retune.compiler.graph.passes.widen_weights import WidenWeights
+from retune.compiler.graph.passes.channels_last import put_channels_last
+from retune.compiler.graph.passes.common_subexpressions import fold_constants, share_subexpressions
+from retune.compiler.graph.passes.fold_batch_norm import fold_batch_norm
+from retune.compiler.graph.passes.fold_scales import fold_scales
+from retune.compiler.graph.passes.half_weights import pair_channels, widen_weights
+from retune.compiler.graph.passes.merge_products import merge_products
+from retune.compiler.graph.passes.move_rows import move_rows
+from retune.compiler.graph.passes.pad_rows import pad_rows
+from retune.compiler.graph.passes.padding_taps import drop_padding_taps
+from retune.compiler.graph.passes.quantized import compute_quantized
+from retune.compiler.graph.passes.resample_later import resample_later
+from retune.compiler.graph.passes.rules.recognize import recognize
+from retune.compiler.graph.passes.rules.simplify import settle, simplify
+from retune.compiler.graph.passes.scale_weights import scale_weights
+from retune.compiler.graph.passes.slice_weights import slice_weights
+from retune.compiler.graph.passes.subpixel_conv import split_by_phase
+from retune.compiler.graph.passes.transposed_products import fuse_transposes
+from retune.compiler.graph.passes.widen_scores import widen_scores
 from retune.compiler.graph.verify import verify
 from retune.compiler.ir import trace
 
 
 class GraphPass(Protocol):
-    """A named rewrite of whole graphs that keeps their meaning."""
+    """A rewrite of whole graphs that keeps their meaning: a function, whose name is the pass's."""
 
-    @property
-    def name(self) -> str: ...
+    __name__: str
 
-    def apply(self, graph: Graph) -> Graph:
+    def __call__(self, graph: Graph) -> Graph:
         """The rewritten graph; `graph` itself is unchanged."""
 
 
 _SIMPLIFYING: tuple[GraphPass, ...] = (
-    FoldConstants(),
-    FoldBatchNorm(),
+    fold_constants,
+    fold_batch_norm,
     # Before the search for 1x1 convolutions: some dilated 3x3 convolutions become such.
-    DropPaddingTaps(),
-    CommonSubexpressions(),
+    drop_padding_taps,
+    share_subexpressions,
     # On the exporter's text, before simplification merges constants that patterns name.
-    Recognize(),
+    recognize,
     # Before constants of halves are joined, such as the inverse of a scale.
-    WidenScores(),
-    Simplify(),
+    widen_scores,
+    simplify,
     # Simplified arithmetic shows more patterns, as x * (1 / n) for a mean.
-    Recognize(name="recognize_simplified"),
-    FoldScales(),
+    recognize,
+    fold_scales,
 )
 """The passes whose result has plain products and convolutions, channels first: what precisions are assigned to."""
 
 
 PIPELINE: tuple[GraphPass, ...] = (
     # First: pairs of quantize and dequantize still surround single operators, as the exporter put them.
-    Quantized(),
+    compute_quantized,
     *_SIMPLIFYING,
     # After scales are in the weights: a slice has fewer nodes to move through.
-    SliceWeights(),
-    Simplify(),
-    FoldScales(name="fold_scales_of_slices"),
-    # After transposes have sunk to the products, and before those of ChannelsLast are added.
-    TransposedProducts(),
-    ChannelsLast(),
+    slice_weights,
+    simplify,
+    fold_scales,
+    # After transposes have sunk to the products, and before those of put_channels_last are added.
+    fuse_transposes,
+    put_channels_last,
     # The following passes know channels-last convolutions only.
-    SubpixelConv(),
-    Simplify(),
-    ResampleLater(),
-    MergeProducts(),
+    split_by_phase,
+    simplify,
+    resample_later,
+    merge_products,
     # After the passes that need constant weights.
-    ScaleWeights(),
-    PairChannels(),
-    WidenWeights(),
+    scale_weights,
+    pair_channels,
+    widen_weights,
     # Late: its pads and slices would stop the rules above.
-    PadRows(),
+    pad_rows,
     # At the end: a transpose that has become a reshape no longer cancels against another transpose.
-    Simplify(name="settle", rules=SETTLING_RULES),
+    settle,
     # After all rules that let transposes sink, which would move them back.
-    MoveRows(),
-    CommonSubexpressions(name="common_subexpressions_again"),
+    move_rows,
+    share_subexpressions,
 )
 
 
-NECESSARY: tuple[GraphPass, ...] = (FoldBatchNorm(), ChannelsLast())
+NECESSARY: tuple[GraphPass, ...] = (fold_batch_norm, put_channels_last)
 """The passes that remove operators and layouts without kernels."""
 
 
@@ -99,12 +96,12 @@ def optimize(graph: Graph, passes: Sequence[GraphPass] = PIPELINE) -> Graph:
     """
     for graph_pass in passes:
         before = graph
-        graph = graph_pass.apply(graph)
+        graph = graph_pass(graph)
         try:
             verify(graph)
         except DefinitionError as error:
-            raise DefinitionError(f"after pass {graph_pass.name}: {error}") from error
-        _show(before, graph, graph_pass.name)
+            raise DefinitionError(f"after pass {graph_pass.__name__}: {error}") from error
+        _show(before, graph, graph_pass.__name__)
     return graph
 
 

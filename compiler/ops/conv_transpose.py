@@ -143,7 +143,7 @@ def _byte_phases(call: OpCall) -> Lowered:
 
 
 def _phases(call: OpCall, shape: Shape, dtype: str, data: Tensor, weight: Tensor) -> Tensor:
-    """As `_interleaved`, but phase a has the elements y with y % s == a: `SubpixelConv` reorders the weight so."""
+    """As `_interleaved`, but phase a has the elements y with y % s == a: `split_by_phase` reorders the weight so."""
     strides, cuts = call.ints("strides"), call.ints("pads")
     windows, inputs = (shape[1], shape[3]), weight.shape[2]
     taps = tuple(size // stride for size, stride in zip(weight.shape[:2], strides, strict=True))

@@ -19,7 +19,7 @@ from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition.partition import Partition, partition
 from retune.compiler.graph.partition.winograd import winograd_for
 from retune.compiler.graph.pipeline import optimize, prepare
-from retune.compiler.graph.precision.assign import Assign
+from retune.compiler.graph.precision.assign import assign_precisions
 from retune.compiler.graph.precision.layers import Assignment
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.executor.network import CompiledNetwork
@@ -150,7 +150,7 @@ class ImportedNetwork:
     def _extract(self, target: str, threads: int, winograd: bool) -> ExtractedNetwork:
         graph = self._import_graph()
         if self._assignment.layers:
-            graph = Assign(self._assignment).apply(prepare(graph))
+            graph = assign_precisions(prepare(graph), self._assignment)
         return extract_part(self.network, graph, Target(target), threads, winograd)
 
     def _import_graph(self) -> Graph:

@@ -3,8 +3,6 @@
 In NHWC the innermost loop runs over channels, which are contiguous in activations and weights.
 """
 
-from dataclasses import dataclass
-
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
 
@@ -13,8 +11,7 @@ _CONVOLUTIONS = ("conv2d", "conv3d", "qconv2d", "qconv3d")
 _OPS = (*_CONVOLUTIONS, "conv_transpose2d", "max_pool2d", "avg_pool2d")
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelsLast:
+def put_channels_last(graph: Graph) -> Graph:
     """Compute convolutions and pools channels-last.
 
         before: y = conv2d(x, w)        after: y = transpose(conv2d(transpose(x), w'))
@@ -22,12 +19,7 @@ class ChannelsLast:
     The weight w' has shape (KH, KW, I/groups, O), or (KH, KW, C) for a depthwise convolution. A transposed convolution
     of one-pixel images becomes a matrix product.
     """
-
-    name: str = "channels_last"
-
-    def apply(self, graph: Graph) -> Graph:
-        """The graph without convolutions or pools in NCHW."""
-        return rewrite(graph, _convert)
+    return rewrite(graph, _convert)
 
 
 def _convert(builder: GraphBuilder, node: Node) -> str | None:

@@ -1,6 +1,6 @@
 """Replaces batch normalization with known statistics by one multiplication and one addition per channel."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,18 +13,13 @@ from retune.compiler.ops import OPS, FusionKind
 Doubles = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class FoldBatchNorm:
-    """Turn batch normalization into a scale and a shift of every channel, which `FoldScales` moves into weights.
+def fold_batch_norm(graph: Graph) -> Graph:
+    """Turn batch normalization into a scale and a shift of every channel, which `fold_scales` moves into weights.
 
     before: y = batch_norm(x)
     after:  y = x * s + t,    s = scale / sqrt(variance + epsilon),    t = bias - mean * s
     """
-
-    name: str = "fold_batch_norm"
-
-    def apply(self, graph: Graph) -> Graph:
-        return rewrite(graph, _convert)
+    return rewrite(graph, _convert)
 
 
 def _convert(builder: GraphBuilder, node: Node) -> str | None:
@@ -48,7 +43,7 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _goes_into_weights(builder: GraphBuilder, x: str) -> bool:
-    """Whether `FoldScales` may move scales of `x` into weights: it is a product with constants, or one with a bias."""
+    """Whether `fold_scales` may move scales of `x` into weights: it is a product with constants, or one with a bias."""
     source = builder.producer(x)
     if source is not None and source.op == "add" and builder.array(source.inputs[1]) is not None:
         source = builder.producer(source.inputs[0])

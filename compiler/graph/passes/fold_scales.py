@@ -3,12 +3,10 @@
 A convolution or product is never duplicated for this, so only a value with a single reader moves.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.builder import GraphBuilder, rewrite, rewrite_until_stable
 from retune.compiler.graph.ir import Array, Graph, Node
 from retune.compiler.graph.partition.memoize import memoize
 from retune.compiler.graph.passes.rules.arithmetic_rules import merge_constants
@@ -20,30 +18,22 @@ _TRANSPOSED = "conv_transpose2d"
 _PRODUCTS = (*_CONVOLUTIONS, "dense", "batch_matmul")
 
 
-@dataclass(frozen=True, slots=True)
-class FoldScales:
-    """Fold x * c and x + c into the weights w of a neighboring convolution or product, in at most `rounds` rounds.
+_ROUNDS = 8
+"""A round moves a constant past one node."""
+
+
+def fold_scales(graph: Graph) -> Graph:
+    """Fold x * c and x + c into the weights w of a neighboring convolution or product.
 
     before: mul(dense(x, w), c)           after: dense(x, w * c)
             mul(add(dense(x, w), b), c)          add(dense(x, w * c), b * c)
             dense(mul(x, c), w)                  dense(x, c' * w)
             dense(add(x, c), w)                  add(dense(x, w), c @ w)      (not with padding, which is not shifted)
     """
-
-    name: str = "fold_scales"
-    # A round moves a constant past one node; the pass stops once nothing changes.
-    rounds: int = 8
-
-    def apply(self, graph: Graph) -> Graph:
-        for _ in range(self.rounds):
-            before = len(graph.nodes), str(graph)
-            graph = _once(graph)
-            if (len(graph.nodes), str(graph)) == before:
-                break
-        return graph
+    return rewrite_until_stable(graph, _move_constants, _ROUNDS)
 
 
-def _once(graph: Graph) -> Graph:
+def _move_constants(graph: Graph) -> Graph:
     producers, consumers = graph.producers(), graph.consumers()
 
     def read_once(name: str) -> bool:

@@ -1,6 +1,6 @@
 """Replaces a chain of pointwise operators from one 8-bit tensor to another by lookups in a table of 256 bytes.
 
-NumPy computes the table at compile time, by the definitions of the operators. A rule of the pass `Quantized`.
+NumPy computes the table at compile time, by the definitions of the operators. A rule of the pass `compute_quantized`.
 """
 
 from dataclasses import replace

@@ -5,7 +5,6 @@ Products associate, x (A B) = (x A) B, also with a shift in between; the form wi
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,8 +22,7 @@ _LARGEST_SHARE = 0.8
 """Largest share of multiplications after merging; less gain does not justify rounding weights again."""
 
 
-@dataclass(frozen=True, slots=True)
-class MergeProducts:
+def merge_products(graph: Graph) -> Graph:
     """Merge a channels-last convolution or product with the 1x1 convolution or product that is its only reader.
 
     before: y = dense(dense(x, a) + shift, b)
@@ -32,25 +30,21 @@ class MergeProducts:
 
     Weights and shift must be constant. Their product is rounded once, from float64.
     """
+    producers, consumers = graph.producers(), graph.consumers()
+    merged: set[str] = set()
+    for node in graph.nodes:
+        chain = _chain(producers.get, graph.constants.__contains__, node)
+        alone = chain is not None and all(
+            len(consumers[link.output]) == 1 and link.output not in graph.outputs for link in chain
+        )
+        # In a chain of three the first two are merged.
+        if chain is not None and alone and chain[-1].output not in merged and _pays(graph, chain, node):
+            merged.add(node.output)
 
-    name: str = "merge_products"
+    def convert(builder: GraphBuilder, node: Node) -> str | None:
+        return _merge(builder, node) if node.output in merged else None
 
-    def apply(self, graph: Graph) -> Graph:
-        producers, consumers = graph.producers(), graph.consumers()
-        merged: set[str] = set()
-        for node in graph.nodes:
-            chain = _chain(producers.get, graph.constants.__contains__, node)
-            alone = chain is not None and all(
-                len(consumers[link.output]) == 1 and link.output not in graph.outputs for link in chain
-            )
-            # In a chain of three the first two are merged.
-            if chain is not None and alone and chain[-1].output not in merged and _pays(graph, chain, node):
-                merged.add(node.output)
-
-        def convert(builder: GraphBuilder, node: Node) -> str | None:
-            return _merge(builder, node) if node.output in merged else None
-
-        return rewrite(graph, convert)
+    return rewrite(graph, convert)
 
 
 def _chain(

@@ -4,7 +4,6 @@ The normalization's kernel then reads the moved rows directly, and no kernel cop
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
@@ -16,24 +15,19 @@ _MOST_MOVES = 32
 """Windows and rolls have fewer moves."""
 
 
-@dataclass(frozen=True, slots=True)
-class MoveRows:
+def move_rows(graph: Graph) -> Graph:
     """Normalize rows after they are moved, if nothing else reads the unmoved rows.
 
     before: y = transpose(reshape(normalize(x) * scale + shift))
     after:  y = normalize(transpose(reshape(x))) * scale + shift
     """
+    consumers = graph.consumers()
+    moved = {_last_move(graph, consumers, node) for node in graph.nodes if node.op == "normalize"}
 
-    name: str = "move_rows"
+    def convert(builder: GraphBuilder, node: Node) -> str | None:
+        return _normalized_later(builder, node) if node.output in moved else None
 
-    def apply(self, graph: Graph) -> Graph:
-        consumers = graph.consumers()
-        moved = {_last_move(graph, consumers, node) for node in graph.nodes if node.op == "normalize"}
-
-        def convert(builder: GraphBuilder, node: Node) -> str | None:
-            return _normalized_later(builder, node) if node.output in moved else None
-
-        return rewrite(graph, convert)
+    return rewrite(graph, convert)
 
 
 def _last_move(graph: Graph, consumers: Mapping[str, Sequence[Node]], norm: Node) -> str | None:

@@ -36,28 +36,23 @@ Extents = Mapping[int, int]
 """Number of elements along some axes."""
 
 
-@dataclass(frozen=True, slots=True)
-class PadRows:
+def pad_rows(graph: Graph) -> Graph:
     """Pad the rows of products, and of row-wise operators after them, to an extent that register tiles divide.
 
     before: y = dense(x[197, K], w)        after: y = slice(dense(pad(x)[200, K], w), 0:197)
 
     No pad is needed if x itself is computed padded, and the slice is a view of the same buffer.
     """
-
-    name: str = "pad_rows"
-
-    def apply(self, graph: Graph) -> Graph:
-        consumers = graph.consumers()
-        to_pad = {node.output: axes for node in graph.nodes if (axes := _rows_to_pad(graph, consumers, node))}
-        if not to_pad:
-            return graph
-        rewriter = _Rewriter(graph, GraphBuilder(graph.name, graph.inputs), to_pad)
-        for name, array in graph.constants.items():
-            rewriter.exact[name] = rewriter.builder.constant(array, name)
-        for node in graph.nodes:
-            rewriter.add(node)
-        return rewriter.builder.finish({name: rewriter.exact_value(name) for name in graph.outputs})
+    consumers = graph.consumers()
+    to_pad = {node.output: axes for node in graph.nodes if (axes := _rows_to_pad(graph, consumers, node))}
+    if not to_pad:
+        return graph
+    rewriter = _Rewriter(graph, GraphBuilder(graph.name, graph.inputs), to_pad)
+    for name, array in graph.constants.items():
+        rewriter.exact[name] = rewriter.builder.constant(array, name)
+    for node in graph.nodes:
+        rewriter.add(node)
+    return rewriter.builder.finish({name: rewriter.exact_value(name) for name in graph.outputs})
 
 
 def padded_extent(extent: int) -> int:

@@ -1,7 +1,5 @@
 """Drops the outer taps of convolutions that read only padding, as in dilated convolutions over small images."""
 
-from dataclasses import dataclass
-
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.passes.rules.views import cut
@@ -10,8 +8,7 @@ from retune.compiler.ops.conv import LAYOUTS, window_extent
 _CONVOLUTIONS = ("conv2d", "conv3d")
 
 
-@dataclass(frozen=True, slots=True)
-class DropPaddingTaps:
+def drop_padding_taps(graph: Graph) -> Graph:
     """Slice the weights of convolutions to the taps that meet an element of the input for some result.
 
     before: y = conv2d(x, w) of 16x16 pixels, w of 3x3 taps, dilations and pads (24, 24)
@@ -19,11 +16,7 @@ class DropPaddingTaps:
 
     An infinite weight of a dropped tap made NaN of the padding; now it has no effect.
     """
-
-    name: str = "drop_padding_taps"
-
-    def apply(self, graph: Graph) -> Graph:
-        return rewrite(graph, _convert)
+    return rewrite(graph, _convert)
 
 
 def _convert(builder: GraphBuilder, node: Node) -> str | None:

@@ -12,8 +12,6 @@ one constant per channel, since padding holds the zero point, or sums of rows an
 4. the scale of a result divides the scale of the product before it: one multiplication per element
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
@@ -32,22 +30,17 @@ from retune.compiler.graph.passes.requantize import ScaleDivider, ScaleWriter
 _CONVERSIONS = ("quantize", "dequantize")
 
 
-@dataclass(frozen=True, slots=True)
-class Quantized:
+def compute_quantized(graph: Graph) -> Graph:
     """Compute with bytes in quantized networks.
 
     before: y = quantize(relu(add(conv2d(dequantize(x), dequantize(w)), dequantize(b))))
     after:  y = cast(clip(round(relu(cast(qconv2d(x, w) + b') * s)) + zero)), with s of all three scales
     """
-
-    name: str = "quantized"
-
-    def apply(self, graph: Graph) -> Graph:
-        if not any(node.op in ("quantize", "dequantize") for node in graph.nodes):
-            return graph
-        graph = rewrite(rewrite(graph, _unsigned), _join)
-        graph = rewrite(graph, ScaleWriter(graph).write)
-        return rewrite(graph, ScaleDivider(graph).move)
+    if not any(node.op in ("quantize", "dequantize") for node in graph.nodes):
+        return graph
+    graph = rewrite(rewrite(graph, _unsigned), _join)
+    graph = rewrite(graph, ScaleWriter(graph).write)
+    return rewrite(graph, ScaleDivider(graph).move)
 
 
 def _dequantize(builder: GraphBuilder, node: Node, numbers: Quantity, name: str, axis: int) -> str:

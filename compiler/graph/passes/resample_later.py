@@ -1,6 +1,5 @@
 """Computes 1x1 convolutions before the resampling that enlarges their input: both are linear, along different axes."""
 
-from dataclasses import dataclass
 from functools import reduce
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
@@ -12,8 +11,7 @@ _LARGEST_SHARE = 0.8
 """Largest share of products after the pass; less gain is lost to the kernels of a concatenation's operands."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResampleLater:
+def resample_later(graph: Graph) -> Graph:
     """Convolve the operands of a concatenation, or a single one, before resampling, and add the results.
 
     before: y = conv2d(concat(resample(a), resample(b), c), w)              all of 64x64 pixels
@@ -22,12 +20,8 @@ class ResampleLater:
     For channels-last convolutions of one tap and stride 1 with constant weights, if no other node reads the larger
     tensors.
     """
-
-    name: str = "resample_later"
-
-    def apply(self, graph: Graph) -> Graph:
-        chosen = {node.output for node in graph.nodes if _applies(graph, node)}
-        return rewrite(graph, lambda builder, node: _move(builder, node) if node.output in chosen else None)
+    chosen = {node.output for node in graph.nodes if _applies(graph, node)}
+    return rewrite(graph, lambda builder, node: _move(builder, node) if node.output in chosen else None)
 
 
 def _applies(graph: Graph, node: Node) -> bool:

@@ -4,38 +4,28 @@ Each slice gets a product with its part of the weights, so no values are copied 
 same. A product that is also read as a whole is not split.
 """
 
-from dataclasses import dataclass
 from functools import cache
 
-from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.builder import GraphBuilder, rewrite, rewrite_until_stable
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.passes.rules.slice_rules import sink_reshape_of_slice, sliced_axis
 from retune.compiler.graph.passes.rules.views import cut
 from retune.compiler.ops import OPS, FusionKind
 
+_ROUNDS = 16
+"""A round moves a slice past one node."""
 
-@dataclass(frozen=True, slots=True)
-class SliceWeights:
-    """Move slices up through reshapes, element-wise operators and products, at most `rounds` of them.
+
+def slice_weights(graph: Graph) -> Graph:
+    """Move slices up through reshapes, element-wise operators and products.
 
     before: y = dense(x, w); q = slice(y, 0:8); k = slice(y, 8:16)
     after:  q = dense(x, w[:, 0:8]); k = dense(x, w[:, 8:16])
     """
-
-    name: str = "slice_weights"
-    # One node per round; the pass stops once nothing changes.
-    rounds: int = 16
-
-    def apply(self, graph: Graph) -> Graph:
-        for _ in range(self.rounds):
-            before = str(graph)
-            graph = _once(graph)
-            if str(graph) == before:
-                break
-        return graph
+    return rewrite_until_stable(graph, _move_slices, _ROUNDS)
 
 
-def _once(graph: Graph) -> Graph:
+def _move_slices(graph: Graph) -> Graph:
     producers, consumers = graph.producers(), graph.consumers()
 
     @cache

@@ -4,7 +4,6 @@ The same products are computed, and the result has the memory layout of the tran
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,8 +12,7 @@ from retune.compiler.graph.ir import Array, Attribute, Graph, Node
 from retune.compiler.graph.verify import infer_value
 
 
-@dataclass(frozen=True, slots=True)
-class SubpixelConv:
+def split_by_phase(graph: Graph) -> Graph:
     """Compute a transposed convolution phase by phase. Its weights must be constant and its strides divide its result.
 
         before: y = conv_transpose2d(x, w)              of (N, H, W, O)
@@ -22,11 +20,7 @@ class SubpixelConv:
 
     Operators that follow can then be fused with the phases instead of waiting for a stage that interleaves them.
     """
-
-    name: str = "subpixel_conv"
-
-    def apply(self, graph: Graph) -> Graph:
-        return rewrite(graph, _convert)
+    return rewrite(graph, _convert)
 
 
 def _convert(builder: GraphBuilder, node: Node) -> str | None:

@@ -9,11 +9,10 @@ before: q' = transpose(q)  (b,m,h,k -> b,h,m,k)        after: contract(q, k) {bm
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from string import ascii_lowercase
 
-from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.builder import GraphBuilder, rewrite, rewrite_until_stable
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.passes.rules.layout_rules import merge_reshapes
 
@@ -25,23 +24,14 @@ _FEW = 2
 _PLAIN: Mapping[Words, str] = {("abd", "adc", "abc"): "batch_matmul", ("ac", "cb", "ab"): "dense"}
 
 
-@dataclass(frozen=True, slots=True)
-class TransposedProducts:
+_ROUNDS = 8
+"""A round moves transposes past one operator; a chain between two products is short."""
+
+
+def fuse_transposes(graph: Graph) -> Graph:
     """Fuse transposes into adjacent products, and express each product by its simplest operator."""
-
-    name: str = "transposed_products"
-    rounds: int = 8
-
-    def apply(self, graph: Graph) -> Graph:
-        """The graph with `contract` instead of products with transposes."""
-        graph = rewrite(graph, _spell_batch)
-        # Each round moves transposes past one operator; a chain between two products is short.
-        for _ in range(self.rounds):
-            before = str(graph)
-            graph = _move_transposes(graph)
-            if str(graph) == before:
-                break
-        return rewrite(graph, _simplify)
+    graph = rewrite_until_stable(rewrite(graph, _spell_batch), _move_transposes, _ROUNDS)
+    return rewrite(graph, _simplify)
 
 
 def _spell_batch(builder: GraphBuilder, node: Node) -> str | None:

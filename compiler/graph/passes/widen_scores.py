@@ -4,7 +4,6 @@ A score near 16 is off by up to 0.06 in bfloat16, and its exponential by as much
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from retune.compiler.core.dtype import HALVES
 from retune.compiler.graph.builder import GraphBuilder, rewrite
@@ -15,21 +14,16 @@ from retune.compiler.ops import OPS, POINTWISE
 _MOVES = ("reshape", "transpose", "slice", "pad")
 
 
-@dataclass(frozen=True, slots=True)
-class WidenScores:
+def widen_scores(graph: Graph) -> Graph:
     """Compute everything between a product of halves and a softmax of its result in float32.
 
     before: p = softmax(mul(contract(q, k), s))
     after:  p = half(softmax(mul(float32(contract(q, k)), float32(s))))      kernels sum the product in float32
     """
-
-    name: str = "widen_scores"
-
-    def apply(self, graph: Graph) -> Graph:
-        consumers = graph.consumers()
-        products = [n for n in graph.nodes if n.op in PRODUCTS and graph.values[n.output].dtype in HALVES]
-        scores = {name for product in products for name in _scores(graph, consumers, product)}
-        return rewrite(graph, lambda builder, node: _widen(builder, node, graph, scores)) if scores else graph
+    consumers = graph.consumers()
+    products = [n for n in graph.nodes if n.op in PRODUCTS and graph.values[n.output].dtype in HALVES]
+    scores = {name for product in products for name in _scores(graph, consumers, product)}
+    return rewrite(graph, lambda builder, node: _widen(builder, node, graph, scores)) if scores else graph
 
 
 def _scores(graph: Graph, consumers: Mapping[str, Sequence[Node]], product: Node) -> list[str]:

@@ -43,22 +43,13 @@ _MOST_WIDER = 2.0
 """A value shares the scale of the value that it is moved into up to this ratio of ranges: one bit is lost at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Assign:
-    """Compute each layer in its precision."""
-
-    assignment: Assignment
-    name: str = "assign_precision"
-
-    def apply(self, graph: Graph) -> Graph:
-        """The rewritten graph; `graph` itself where all layers are float32."""
-        known = {layer.name: layer for layer in layers_of(graph)}
-        forms = {
-            name: form for name, form in self.assignment.layers.items() if name in known and form in known[name].forms
-        }
-        if not forms:
-            return graph
-        return rewrite(graph, _Writer(graph, forms, _encodings(graph, forms, self.assignment.ranges)).write)
+def assign_precisions(graph: Graph, assignment: Assignment) -> Graph:
+    """Compute each layer in its precision; `graph` itself where all layers are float32."""
+    known = {layer.name: layer for layer in layers_of(graph)}
+    forms = {name: form for name, form in assignment.layers.items() if name in known and form in known[name].forms}
+    if not forms:
+        return graph
+    return rewrite(graph, _Writer(graph, forms, _encodings(graph, forms, assignment.ranges)).write)
 
 
 def _encodings(

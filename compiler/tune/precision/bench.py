@@ -12,7 +12,7 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import BuildError, ChosenProgram, reuse_kernels
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.graph.ir import Graph
-from retune.compiler.graph.precision.assign import OPERAND_OF, Assign
+from retune.compiler.graph.precision.assign import OPERAND_OF, assign_precisions
 from retune.compiler.graph.precision.layers import Assignment, layers_of, values_read
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.artifact import Array, KernelArtifact
@@ -57,7 +57,7 @@ class Bench:
             if known == assignment:
                 self._forms.append(self._forms.pop(number))
                 return executor
-        executor = self.compile(Assign(assignment).apply(self.graph))
+        executor = self.compile(assign_precisions(self.graph, assignment))
         self._forms.append((assignment, executor))
         while len(self._forms) > 1 and sum(_constant_bytes(kept) for _, kept in self._forms) > _KEPT_BYTES:
             del self._forms[0]

@@ -12,7 +12,7 @@ import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node, Value
-from retune.compiler.graph.precision.assign import Assign
+from retune.compiler.graph.precision.assign import assign_precisions
 from retune.compiler.graph.precision.layers import Assignment, Layer
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.tune.precision.bench import Bench, run
@@ -128,4 +128,4 @@ class Sensitivity:
         graph, operands = layers_apart(self.bench.graph, layers)
         ranges = {new: self.ranges[name] for new, name in operands.items() if name in self.ranges}
         assignment = Assignment(dict.fromkeys(layers, form), ranges)
-        return self.bench.compile(Assign(assignment).apply(graph)), operands
+        return self.bench.compile(assign_precisions(graph, assignment)), operands

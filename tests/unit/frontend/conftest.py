@@ -70,7 +70,7 @@ def agrees_with_onnxruntime() -> Agrees:
         assert graph.outputs == tuple(output.name for output in session.get_outputs())
         for graph_pass in (None, *PIPELINE):
             if graph_pass is not None:
-                graph = graph_pass.apply(graph)
+                graph = graph_pass(graph)
                 verify(graph)
             for ours, theirs in zip(evaluate(graph, feed), expected, strict=True):
                 assert ours.shape == theirs.shape

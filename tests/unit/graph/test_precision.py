@@ -7,7 +7,7 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Array, Attribute, Graph, Value
 from retune.compiler.graph.pipeline import optimize, prepare
-from retune.compiler.graph.precision.assign import Assign
+from retune.compiler.graph.precision.assign import assign_precisions
 from retune.compiler.graph.precision.encoding import Bytes, quantized_weight
 from retune.compiler.graph.precision.layers import (
     BFLOAT16,
@@ -74,7 +74,7 @@ def ranges_of(graph: Graph, x: Array) -> dict[str, tuple[float, float]]:
 
 def assigned(graph: Graph, x: Array, form: str, *, without: str = "") -> Graph:
     layers = {layer.name: form for layer in layers_of(graph) if form in layer.forms and layer.name != without}
-    return Assign(Assignment(layers, ranges_of(graph, x))).apply(graph)
+    return assign_precisions(graph, Assignment(layers, ranges_of(graph, x)))
 
 
 @pytest.mark.parametrize(("form", "bound"), [(BFLOAT16, 0.02), (INT8, 0.05), (DYNAMIC, 0.05), (WEIGHTS, 0.02)])
@@ -93,7 +93,7 @@ def test_a_form_computes_nearly_what_float32_does(make: object, form: str, bound
 
 def test_a_graph_without_other_precisions_is_returned_as_it_is() -> None:
     graph = block()
-    assert Assign(Assignment()).apply(graph) is graph
+    assert assign_precisions(graph, Assignment()) is graph
 
 
 def test_values_between_int8_layers_stay_bytes() -> None:
@@ -122,7 +122,7 @@ def test_values_between_bfloat16_layers_stay_halves() -> None:
 def test_one_layer_in_bfloat16_has_casts_around_it_alone() -> None:
     graph = block()
     first, *others = (layer.name for layer in layers_of(graph))
-    changed = Assign(Assignment({first: BFLOAT16})).apply(graph)
+    changed = assign_precisions(graph, Assignment({first: BFLOAT16}))
     assert {layer.name for layer in layers_of(changed)} == {*others}
     assert sum(node.op == "cast" for node in changed.nodes) == 2  # the operand and the result; the weight is folded
 
@@ -134,7 +134,7 @@ def test_a_float32_layer_keeps_the_value_that_an_int8_layer_encodes() -> None:
     high = builder.emit("dense", [h, builder.constant(weight(8, 8), "c")])
     graph = prepare(builder.finish({"low": low, "high": high}))
     x = RNG.standard_normal((4, 8)).astype(np.float32)
-    changed = Assign(Assignment({"low": INT8}, ranges_of(graph, x))).apply(graph)
+    changed = assign_precisions(graph, Assignment({"low": INT8}, ranges_of(graph, x)))
     exact, made = evaluate(graph, {"x": x}), evaluate(changed, {"x": x})
     assert (made[1] == exact[1]).all()
     assert (made[0] != exact[0]).any()

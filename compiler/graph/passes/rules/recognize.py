@@ -3,8 +3,8 @@
 An expression is replaced only if no other node reads its intermediate values. Shapes and dtypes stay the same.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
@@ -18,40 +18,36 @@ REWRITE_RULES: tuple[RewriteRule, ...] = (*ACTIVATIONS, *SOFTMAXES, *NORMS)
 _Plan = Mapping[str, tuple[RewriteRule, Match]]
 
 
-@dataclass(frozen=True, slots=True)
-class Recognize:
-    """Replace written-out activations, softmax and normalizations by their operators, at most `rounds` levels deep.
+# A replaced expression may be part of a larger one: log(softmax) takes two rounds, and a third finds nothing and ends.
+_ROUNDS = 3
+
+
+def recognize(graph: Graph) -> Graph:
+    """Replace written-out activations, softmax and normalizations by their operators.
 
     before: e = exp(sub(x, reduce_max(x))); y = div(e, reduce_sum(e))        after: y = softmax(x)
     """
+    for _ in range(_ROUNDS):
+        plan = _plan(graph)
+        if not plan:
+            break
+        graph = _apply_plan(graph, plan)
+    return graph
 
-    name: str = "recognize"
-    rewrites: Sequence[RewriteRule] = REWRITE_RULES
-    # A replaced expression may be part of a larger one: log(softmax) takes two rounds, and a third finds nothing and
-    # ends.
-    rounds: int = 3
 
-    def apply(self, graph: Graph) -> Graph:
-        for _ in range(self.rounds):
-            plan = self._plan(graph)
-            if not plan:
+def _plan(graph: Graph) -> _Plan:
+    """The replacement for each node's result; replaced expressions do not overlap, and inner ones come first."""
+    matcher = Matcher(graph)
+    matched: set[str] = set()
+    plan: dict[str, tuple[RewriteRule, Match]] = {}
+    for node in graph.nodes:
+        for rule in REWRITE_RULES:
+            match = matcher.find(rule.pattern, node)
+            if match is not None and matched.isdisjoint({*match.inner, node.output}) and rule.fits(match):
+                matched.update(match.inner, (node.output,))
+                plan[node.output] = rule, match
                 break
-            graph = _apply_plan(graph, plan)
-        return graph
-
-    def _plan(self, graph: Graph) -> _Plan:
-        """The replacement for each node's result; replaced expressions do not overlap, and inner ones come first."""
-        matcher = Matcher(graph)
-        matched: set[str] = set()
-        plan: dict[str, tuple[RewriteRule, Match]] = {}
-        for node in graph.nodes:
-            for rule in self.rewrites:
-                match = matcher.find(rule.pattern, node)
-                if match is not None and matched.isdisjoint({*match.inner, node.output}) and rule.fits(match):
-                    matched.update(match.inner, (node.output,))
-                    plan[node.output] = rule, match
-                    break
-        return plan
+    return plan
 
 
 def _apply_plan(graph: Graph, plan: _Plan) -> Graph:

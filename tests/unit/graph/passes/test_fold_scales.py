@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Attribute, Graph, Value
-from retune.compiler.graph.passes.fold_scales import FoldScales
+from retune.compiler.graph.passes.fold_scales import fold_scales
 from retune.compiler.graph.verify import verify
 
 CONV: dict[str, Attribute] = {"strides": (1, 1), "dilations": (1, 1), "layout": "NCHW"}
@@ -22,7 +22,7 @@ def floats(*shape: int) -> np.ndarray[Any, Any]:
 
 def folded(graph: Graph) -> list[str]:
     """The operators that are left, of a graph that still computes the same."""
-    changed = FoldScales().apply(graph)
+    changed = fold_scales(graph)
     verify(changed)
     feed = {value.name: floats(*value.shape) for value in graph.inputs}
     for ours, theirs in zip(evaluate(changed, feed), evaluate(graph, feed), strict=True):

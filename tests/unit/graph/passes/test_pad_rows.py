@@ -13,7 +13,7 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Attribute, Graph, Value
 from retune.compiler.graph.partition.fuse import fuse
-from retune.compiler.graph.passes.pad_rows import PadRows, padded_extent
+from retune.compiler.graph.passes.pad_rows import pad_rows, padded_extent
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.verify import verify
 from retune.compiler.runtime.executor import GraphExecutor
@@ -25,7 +25,7 @@ WIDTH = 64
 
 def lengthened(graph: Graph) -> Graph:
     """The graph after the pass, which still computes the same."""
-    changed = PadRows().apply(graph)
+    changed = pad_rows(graph)
     verify(changed)
     agree(changed, graph)
     return changed
@@ -75,7 +75,7 @@ def test_a_layer_of_a_transformer_is_lengthened_once(rows: int, options: dict[st
 @pytest.mark.parametrize("rows", [1, 14, 16, 18, 196])
 def test_rows_that_tiles_divide_stay(rows: int) -> None:
     graph = optimize(encoder_layer(rows=rows, width=WIDTH, heads=2), [])
-    assert PadRows().apply(graph) is graph
+    assert pad_rows(graph) is graph
 
 
 def _turned_attention(rows: int) -> Graph:
@@ -112,7 +112,7 @@ def test_scores_stay_where_their_product_alone_would_be_longer(kind: str) -> Non
     if kind == "masked":
         scores = b.emit("where", ["mask", scores, b.scalar(-1e9, "float32")])
     graph = b.finish({"y": b.emit("softmax", [scores], {"axis": 1 if kind == "along rows" else 2}), **outputs})
-    assert PadRows().apply(graph) is graph
+    assert pad_rows(graph) is graph
 
 
 @pytest.mark.parametrize(("left", "right", "result"), [("a", "", "a"), ("", "a", "a"), ("a", "a", ""), ("", "", "")])
@@ -121,7 +121,7 @@ def test_products_with_scalars_stay(left: str, right: str, result: str) -> None:
     b = GraphBuilder("net", [Value("x", shapes[left]), Value("y", shapes[right])])
     words: dict[str, Attribute] = {"left": left, "right": right, "result": result}
     graph = b.finish({"z": b.emit("contract", ["x", "y"], words)})
-    assert PadRows().apply(graph) is graph
+    assert pad_rows(graph) is graph
     agree(optimize(graph), graph)
 
 

@@ -6,7 +6,7 @@ import pytest
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Attribute, Graph
 from retune.compiler.graph.partition.fuse import fuse
-from retune.compiler.graph.passes.quantized import Quantized
+from retune.compiler.graph.passes.quantized import compute_quantized
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.verify import verify
 from tests.support.quantized_networks import Network, residual_block
@@ -45,7 +45,7 @@ def test_the_kernels_of_a_block_read_and_write_bytes() -> None:
 def test_zero_points_of_weights_join_them_where_the_result_is_a_byte(zero: int) -> None:
     net = Network(1, 4, 5, 5)
     graph = net.builder.finish({"y": net.stored(net.conv(net.stored("x", 0.05, 9), 4, 4, 3, 3, zero=zero), 0.3, 7)})
-    changed = Quantized().apply(graph)
+    changed = compute_quantized(graph)
     assert_same(changed, graph, 0.3)
     assert ("qconv2d" in _ops(changed)) == (abs(zero) < 100)
 
@@ -61,7 +61,7 @@ def test_pools_and_moves_work_on_bytes() -> None:
     scale, zero = b.constant(np.full(8, 0.1, np.float32), "s"), b.constant(np.zeros(8, np.int8), "z")
     w = b.emit("dequantize", [weight, scale, zero], {"axis": 1})
     graph = b.finish({"y": net.stored(b.emit("dense", [y, w]), 0.2, 128)})
-    changed = Quantized().apply(graph)
+    changed = compute_quantized(graph)
     assert_same(changed, graph, 0.2)
     reads = {node.op: changed.values[node.inputs[0]].dtype for node in changed.nodes}
     assert reads["max_pool2d"] == reads["reshape"] == reads["qdense"] == "uint8"
@@ -79,7 +79,7 @@ def test_a_bias_joins_the_integer_sum_only_where_that_cannot_overflow(largest: i
     scale, zero = b.constant(np.full(3, 0.25, np.float32), "s"), b.constant(np.zeros(3, np.int32), "z")
     bias = b.emit("dequantize", [numbers, scale, zero], {"axis": 0})
     graph = b.finish({"y": b.emit("add", [b.emit("dense", [net.stored("x", 0.5, 0), w]), bias])})
-    changed = Quantized().apply(graph)
+    changed = compute_quantized(graph)
     feed = {"x": np.full((2, 4), 100, np.float32)}
     for ours, theirs in zip(evaluate(changed, feed), evaluate(graph, feed), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
@@ -93,7 +93,7 @@ def test_a_pool_moves_to_the_bytes_only_where_the_scale_keeps_their_order(scale:
     pool: dict[str, Attribute] = {"kernel": (2, 2), "strides": (2, 2), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
     y = b.emit("max_pool2d", [net.stored("x", scale, 9)], {**pool, "layout": "NCHW"})
     graph = b.finish({"y": y})
-    changed = Quantized().apply(graph)
+    changed = compute_quantized(graph)
     assert_same(changed, graph, 0.5)
     moved = {changed.values[node.inputs[0]].dtype for node in changed.nodes if node.op == "max_pool2d"} == {"uint8"}
     assert moved == (scale > 0)

@@ -8,7 +8,7 @@ from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Attribute, Graph, Value
 from retune.compiler.graph.partition.express import express, group_signature
 from retune.compiler.graph.partition.fuse import fuse
-from retune.compiler.graph.passes.subpixel_conv import SubpixelConv
+from retune.compiler.graph.passes.subpixel_conv import split_by_phase
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.verify import verify
 from retune.compiler.te.evaluate import evaluate as evaluate_tensors
@@ -43,7 +43,7 @@ def _graph(kernel: int, stride: int, pads: tuple[int, ...], *, fed: bool = False
 )
 def test_the_phases_are_the_transposed_convolution(kernel: int, stride: int, pads: tuple[int, ...]) -> None:
     graph = _graph(kernel, stride, pads)
-    phased = SubpixelConv().apply(graph)
+    phased = split_by_phase(graph)
     verify(phased)
     assert [node.op for node in phased.nodes] == ["conv_phases2d", "reshape"]
     x = {"x": np.random.default_rng(1).standard_normal((2, 4, 5, 3), dtype=np.float32)}

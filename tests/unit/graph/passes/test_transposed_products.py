@@ -12,16 +12,16 @@ from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.graph.partition.fuse import fuse
 from retune.compiler.graph.passes.rules.shapes import reshaped_broadcast
-from retune.compiler.graph.passes.rules.simplify import SETTLING_RULES, Simplify
-from retune.compiler.graph.passes.transposed_products import TransposedProducts
+from retune.compiler.graph.passes.rules.simplify import settle, simplify
+from retune.compiler.graph.passes.transposed_products import fuse_transposes
 from retune.compiler.graph.verify import verify
 from tests.support.attributes import CONV
 
 
 def settled(graph: Graph) -> Graph:
     """The graph after the pass, which still computes the same."""
-    changed = TransposedProducts().apply(Simplify().apply(graph))
-    changed = Simplify(rules=SETTLING_RULES).apply(changed)
+    changed = fuse_transposes(simplify(graph))
+    changed = settle(changed)
     verify(changed)
     rng = np.random.default_rng(3)
     feed = {value.name: rng.standard_normal(value.shape, dtype=np.float32) for value in graph.inputs}
@@ -165,5 +165,5 @@ def test_reshapes_transposes_and_slices_in_any_order(data: st.DataObject) -> Non
             x = builder.emit("add", [x, builder.constant(np.arange(shape[-1], dtype=np.float32))])
     graph = builder.finish({"y": builder.emit("tanh", [x])})
     simple = settled(graph)
-    assert str(Simplify().apply(Simplify().apply(graph))) == str(Simplify().apply(graph))
+    assert str(simplify(simplify(graph))) == str(simplify(graph))
     verify(simple)

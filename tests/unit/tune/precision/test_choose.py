@@ -13,7 +13,7 @@ from retune.compiler.core.target import Target
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.graph.pipeline import prepare
-from retune.compiler.graph.precision.assign import Assign
+from retune.compiler.graph.precision.assign import assign_precisions
 from retune.compiler.graph.precision.layers import BFLOAT16, DYNAMIC, FLOAT32, INT8, Assignment
 from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.precision import choose as module
@@ -171,7 +171,7 @@ def test_errors_of_single_layers_are_those_of_networks_with_one_such_layer(bench
 
 def test_a_quantized_network_is_taken_as_it_is(bench: Bench) -> None:
     quantized = choose(bench, PrecisionRequest(INT8, calibrate=samples())).assignment
-    graph = Assign(quantized).apply(bench.graph)
+    graph = assign_precisions(bench.graph, quantized)
     chosen = choose(Bench(graph, Target.host(), 1), PrecisionRequest(INT8))
     assert chosen.note == "mlp is quantized already: it is taken as it is"
     assert not chosen.layers

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Graph, Node, Value
-from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressions
-from retune.compiler.graph.passes.rules.recognize import Recognize
-from retune.compiler.graph.passes.rules.simplify import Simplify
+from retune.compiler.graph.passes.common_subexpressions import share_subexpressions
+from retune.compiler.graph.passes.rules.recognize import recognize
+from retune.compiler.graph.passes.rules.simplify import simplify
 from retune.compiler.graph.verify import verify
 from tests.support.expanded_operators import (
     Writer,
@@ -67,8 +67,8 @@ def graph_of(write: Write, draw: Callable[[], bool]) -> Graph:
 
 
 def simplified(graph: Graph) -> Graph:
-    for one in (CommonSubexpressions(), Recognize(), Simplify(), Recognize()):
-        graph = one.apply(graph)
+    for graph_pass in (share_subexpressions, recognize, simplify, recognize):
+        graph = graph_pass(graph)
         verify(graph)
     return graph
 
@@ -113,7 +113,7 @@ def test_what_others_read_inside_stays(name: str) -> None:
             whole, nodes=(*whole.nodes, reader), outputs=("y", "z"), values={**whole.values, "z": described}
         )
         verify(graph)
-        found = Recognize().apply(graph)
+        found = recognize(graph)
         verify(found)
         left = [one for one in found.nodes if one.op in RECOGNIZED]
         assert not left or _is_root_mean_square_of_centred(name, left), node
@@ -157,6 +157,6 @@ def test_sums_times_a_share_and_bounds_are_means_and_clips() -> None:
         return w("add", w("minimum", w("relu", x), 6), bounded)
 
     graph = graph_of(write, lambda: False)
-    found = Simplify().apply(graph)
+    found = simplify(graph)
     assert [node.op for node in found.nodes] == ["mul", "reduce_mean", "clip", "clip", "add", "relu"]
     assert_same(found, graph)
