@@ -5,7 +5,7 @@ The module is written as a PyTorch user would write it: `linear` for a product a
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import pi, sqrt
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.nn import functional
 _AFTER_INSTANCES = 3
 """Nodes that follow the normalization of instances in a group normalization."""
 _WITH_UPPER_BOUND = 3
+_MOST_DIMENSIONS = 5
 
 Array = NDArray[Any]
 Attributes = Mapping[str, Any]
@@ -53,6 +54,8 @@ class Writer:
                 self.readers.setdefault(name, []).append(node)
         self._graph = fx.Graph()
         self._root = torch.nn.Module()
+        self.extents: dict[str, list[Any]] = {}
+        """Extents that are known only when the module runs: a list of nodes and numbers by the name of a shape."""
         self.values: dict[str, Any] = {
             entry.name: self._graph.placeholder(entry.name.replace(".", "_")) for entry in model.graph.input
         }
@@ -81,8 +84,10 @@ class Writer:
         constant = self.constants.get(name)
         return float(constant) if constant is not None and constant.ndim == 0 else self.value(name)
 
-    def numbers(self, name: str) -> tuple[int, ...]:
-        """A constant that tells a shape or places."""
+    def numbers(self, name: str) -> tuple[Any, ...]:
+        """A constant that tells a shape or places, or nodes of extents."""
+        if name in self.extents:
+            return tuple(self.extents[name])
         return tuple(int(number) for number in self.constants[name].ravel())
 
     def parameter(self, array: Array, name: str) -> Any:
@@ -102,6 +107,8 @@ def _add(write: Writer, node: onnx.NodeProto) -> None:
     attributes = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
     if node.op_type in _FOLDED and all(name in write.constants for name in node.input):
         write.constants[node.output[0]] = _FOLDED[node.op_type](*(write.constants[name] for name in node.input))
+    elif node.op_type == "Shape" or any(name in write.extents for name in _data(node)):
+        write.extents[node.output[0]] = _extents(write, node)
     elif node.op_type == "Split":
         parts = write.call(torch.chunk, write.value(node.input[0]), len(node.output), attributes["axis"])
         for place, name in enumerate(node.output):
@@ -117,6 +124,23 @@ def _add(write: Writer, node: onnx.NodeProto) -> None:
         write.values[node.output[0]] = _OPERATORS[node.op_type](write, node, attributes)
     else:
         raise UnknownOperatorError(f"no PyTorch form of {node.op_type} is known")
+
+
+def _data(node: onnx.NodeProto) -> Sequence[str]:
+    """The operands of which a node's result consists, where these may be extents."""
+    return {"Gather": node.input[:1], "Slice": node.input[:1], "Concat": node.input}.get(node.op_type, ())
+
+
+def _extents(write: Writer, node: onnx.NodeProto) -> list[Any]:
+    """The extents of a value, or some of known ones, or several together."""
+    if node.op_type == "Shape":
+        # Those that nothing reads, of dimensions that are not there too, go with the dead code.
+        return [write.method("size", write.value(node.input[0]), axis) for axis in range(_MOST_DIMENSIONS)]
+    if node.op_type == "Concat":
+        return [extent for name in node.input for extent in write.numbers(name)]
+    of = write.extents[node.input[0]]
+    places = [write.numbers(name) for name in node.input[1:]]
+    return of[places[0][0] : places[1][0]] if node.op_type == "Slice" else [of[place] for place in places[0]]
 
 
 def _added_bias(write: Writer, node: onnx.NodeProto) -> tuple[onnx.NodeProto, str] | None:
@@ -237,6 +261,16 @@ def _slice(write: Writer, node: onnx.NodeProto, _: Attributes) -> Any:
     return x
 
 
+def _reshape(write: Writer, node: onnx.NodeProto, _: Attributes) -> Any:
+    """A 0 in the shape keeps the extent."""
+    x = write.value(node.input[0])
+    shape = (
+        write.method("size", x, axis) if isinstance(extent, int) and extent == 0 else extent
+        for axis, extent in enumerate(write.numbers(node.input[1]))
+    )
+    return write.call(torch.reshape, x, tuple(shape))
+
+
 def _pad(write: Writer, node: onnx.NodeProto, _: Attributes) -> Any:
     pads = write.numbers(node.input[1])
     rank = len(pads) // 2
@@ -310,9 +344,7 @@ _OPERATORS: Mapping[str, Callable[[Writer, onnx.NodeProto, Attributes], Any]] = 
     "ReduceL2": _reduction(_length),
     "ReduceMean": _reduction(torch.mean),
     "ReduceSum": _reduction(torch.sum),
-    "Reshape": lambda write, node, _: write.call(
-        torch.reshape, write.value(node.input[0]), write.numbers(node.input[1])
-    ),
+    "Reshape": _reshape,
     "Resize": _resize,
     "Slice": _slice,
     "Softmax": lambda write, node, attrs: write.call(torch.softmax, write.value(node.input[0]), attrs["axis"]),

@@ -1,17 +1,12 @@
-"""Speed of the virtual machine next to the graph executor, and the cost of a new length.
+"""Speed of the virtual machine next to the graph executor, and the cost of a loop.
 
-    python -m benchmarks.vm [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--layers N] [--steps N]
+    python -m benchmarks.vm [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--steps N]
 
-Cases: `mlp`, whose shapes are all known when it is compiled; `bert/N`, BERT with a symbolic number of tokens that is
-given N of them; `gpt2_greedy`, a block of GPT-2 in a loop that appends a word per iteration; `loop`, whose body is
-three operations on 64 numbers, for the cost of an iteration. Lines: time of a run in the machine, in the graph executor
-with kernels for the exact shapes, and their ratio (of the loop: the time of a run, and its ratio to the time in the
-loop's regions alone); seconds of the first call at a new length, and kernels that were built for it; of the second
-call.
-
-Kernels are the search's top unmeasured candidates: those for 64 tokens, fitted to other lengths in the machine and the
-executor; in addition the executor with candidates for the exact length. Both give the same results up to rounding, and
-are interleaved.
+Cases: `mlp`, whose shapes are all known when it is compiled; `gpt2_greedy`, a block of GPT-2 in a loop that appends a
+word per iteration; `loop`, whose body is three operations on 64 numbers, for the cost of an iteration. Lines of `mlp`:
+time of a run in the machine, in the graph executor with the same kernels (the search's top unmeasured candidates), and
+their ratio; of the loops the time of a run, its ratio to the time in the loop's regions alone, seconds of the first and
+the second call, and how many kernels were built for them. Changing shapes: `benchmarks.dynamic`.
 """
 
 import statistics
@@ -40,9 +35,6 @@ from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.tune.winners import untested_candidates
 from retune.compiler.vm.subgraph import TunedPrograms, known_programs
 
-OWN = "executor, own kernels"
-KNOWN_LENGTH = 64
-LENGTHS = (KNOWN_LENGTH, 16, 128)
 _PASS_SECONDS = 0.05
 
 
@@ -54,15 +46,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         seconds=2,
         seconds_help="timing for each case",
         threads=(1, 2),
-        options={"layers": (12, "layers of BERT"), "steps": (8, "words that are appended")},
+        options={"steps": (8, "words that are appended")},
     )
     for threads in run.threads:
         if run.wants("mlp"):
             for figure in known_shapes(run, threads):
-                run.write(figure)
-        lengths = [length for length in LENGTHS if run.wants(f"bert/{length}")]
-        if lengths:
-            for figure in symbolic(run, threads, lengths):
                 run.write(figure)
         if run.wants("loop"):
             for figure in iterations(run, threads):
@@ -73,31 +61,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def known_shapes(run: Run, threads: int) -> Iterator[Figure]:
-    """A network whose bytecode calls one kernel after the other."""
+    """A network whose bytecode calls one kernel after the other, and the executor with the same kernels."""
     model = zoo.build("mlp")
     best = _guesses(model, threads)
     machine = vm.VirtualMachine(vm.compile(model, threads=threads, best=best), cpu(), threads=threads)
+    executor = _executor(model, best, threads)
     inputs = {"input": np.random.default_rng(0).standard_normal((1, 784), np.float32)}
-    yield from _compared(run, "mlp", threads, machine, {"executor": _executor(model, best, threads)}, inputs)
-
-
-def symbolic(run: Run, threads: int, lengths: Sequence[int]) -> Iterator[Figure]:
-    """BERT that is given other numbers of tokens."""
-    layers = run.options["layers"]
-    known = _guesses(zoo.build("bert_base", tokens=KNOWN_LENGTH, layers=layers), threads)
-    exe = vm.compile(zoo.build("bert_base", tokens="tokens", layers=layers), threads=threads, best=known)
-    machine = vm.VirtualMachine(exe, cpu(), threads=threads)
-    rng = np.random.default_rng(0)
-    for length in lengths:
-        ids = rng.integers(0, 1000, (1, length))
-        inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-        case = f"bert/{length}"
-        yield from _calls(case, threads, machine, inputs, {"layers": layers})
-        static = zoo.build("bert_base", tokens=length, layers=layers)
-        executors = {"executor": _executor(static, known, threads)}
-        if length != KNOWN_LENGTH:
-            executors[OWN] = _executor(static, _guesses(static, threads), threads)
-        yield from _compared(run, case, threads, machine, executors, inputs)
+    machine.set_input("main", **inputs)
+    executor.run(**inputs)
+    expected = executor.get_output(0)
+    error = float(np.max(np.abs(machine.invoke("main") - expected)) / np.max(np.abs(expected)))
+    contenders: dict[str, Callable[[], object]] = {"machine": lambda: machine.invoke("main"), "executor": executor.run}
+    passes = max(3, round(run.seconds / len(contenders) / _PASS_SECONDS))
+    seconds = interleaved(contenders, passes=passes, pass_seconds=_PASS_SECONDS)
+    for name, each in seconds.items():
+        yield Figure("mlp", "retune", threads, name, each * 1e3, "ms", error=error)
+    yield Figure("mlp", "retune", threads, "machine / executor", seconds["machine"] / seconds["executor"], "")
 
 
 def greedy(run: Run, threads: int) -> Iterator[Figure]:
@@ -161,33 +140,6 @@ def _calls(
         more = {"kernels_built": sum(each.built for each in found) - built, "specializations": len(found)}
         built += more["kernels_built"]
         yield Figure(case, "retune", threads, metric, seconds, "s", details={**details, **more})
-
-
-def _compared(
-    run: Run,
-    case: str,
-    threads: int,
-    machine: Any,
-    executors: Mapping[str, GraphExecutor],
-    inputs: Mapping[str, Array],
-) -> Iterator[Figure]:
-    """A run of the machine and one of each executor."""
-    machine.set_input("main", **inputs)
-    found = machine.invoke("main")
-    first = found if isinstance(found, np.ndarray) else found[0]
-    error = 0.0
-    for executor in executors.values():
-        executor.run(**inputs)
-        expected = executor.get_output(0)
-        # Not `max`, which ignores a NaN.
-        error = float(np.maximum(error, np.max(np.abs(first - expected)) / np.max(np.abs(expected))))
-    contenders: dict[str, Callable[[], object]] = {"machine": lambda: machine.invoke("main")}
-    contenders |= {name: executor.run for name, executor in executors.items()}
-    passes = max(3, round(run.seconds / len(contenders) / _PASS_SECONDS))
-    seconds = interleaved(contenders, passes=passes, pass_seconds=_PASS_SECONDS)
-    for name, each in seconds.items():
-        yield Figure(case, "retune", threads, name, each * 1e3, "ms", error=error)
-    yield Figure(case, "retune", threads, "machine / executor", seconds["machine"] / seconds["executor"], "")
 
 
 def _executor(model: Any, known: Mapping[str, TaskProgram], threads: int) -> GraphExecutor:

@@ -14,6 +14,7 @@ from benchmarks.zoo.gpt2 import gpt2_block, gpt2_greedy
 from benchmarks.zoo.hifi_gan import hifi_gan
 from benchmarks.zoo.minilm import minilm_l6
 from benchmarks.zoo.r3d import r3d_18
+from benchmarks.zoo.recurrent import crnn, gru, lstm, vad
 from benchmarks.zoo.sam2 import sam2_tiny_encoder
 from benchmarks.zoo.segformer import segformer_b0
 from benchmarks.zoo.smollm2 import smollm2_135m, smollm2_135m_step
@@ -50,6 +51,7 @@ _NETWORKS: Mapping[str, Callable[..., onnx.ModelProto]] = {
     "yolov8n": yolov8n,
 }
 _PROGRAMS: Mapping[str, Callable[..., onnx.ModelProto]] = {"gpt2_greedy": gpt2_greedy}
+_RECURRENT: Mapping[str, Callable[..., onnx.ModelProto]] = {"crnn": crnn, "gru": gru, "lstm": lstm, "vad": vad}
 
 NAMES: tuple[str, ...] = tuple(sorted(_NETWORKS))
 """Networks of static shapes, which can be tuned."""
@@ -62,7 +64,7 @@ def build(name: str, **options: Any) -> onnx.ModelProto:
 
     Raises: as `retune.compiler.frontend.zoo.build`.
     """
-    return zoo.build(name, {**_NETWORKS, **_PROGRAMS}, **options)
+    return zoo.build(name, {**_NETWORKS, **_PROGRAMS, **_RECURRENT}, **options)
 
 
 def extract(name: str, target: str, threads: int, *, winograd: bool = True) -> ExtractedNetwork:

@@ -1,6 +1,6 @@
 """Parts of transformers that only benchmark networks have: windows of images, causal masks, other activations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import pi, sqrt
 
 import numpy as np
@@ -12,17 +12,19 @@ from retune.compiler.frontend.zoo.attention import HIDDEN_BY, Sizes, join_heads,
 Activation = Callable[[LayerWriter, str, str], str]
 
 
-def image_to_tokens(write: LayerWriter, x: str, shape: tuple[int, int, int], name: str) -> str:
-    """(batch, width, height, width of the image) as (batch, tokens, width), which is `shape`."""
+def image_to_tokens(write: LayerWriter, x: str, shape: tuple[int, int | str, int], name: str) -> str:
+    """(batch, width, height, width of the image) as (batch, tokens, width), which is `shape` (tokens: any symbol)."""
     batch, tokens, width = shape
-    flat = write.node("Reshape", [x, write.integers((batch, width, tokens), f"{name}_flat_shape")], f"{name}_flat")
+    flat_shape = (batch, width, tokens if isinstance(tokens, int) else -1)
+    flat = write.node("Reshape", [x, write.integers(flat_shape, f"{name}_flat_shape")], f"{name}_flat")
     return write.node("Transpose", [flat], f"{name}_rows", perm=[0, 2, 1])
 
 
-def tokens_to_image(write: LayerWriter, x: str, shape: tuple[int, int, int, int], name: str) -> str:
-    """(batch, tokens, width) as (batch, width, height, width of the image), which is `shape`."""
+def tokens_to_image(write: LayerWriter, x: str, shape: Sequence[int] | str, name: str) -> str:
+    """(batch, tokens, width) as (batch, width, height, width of the image): `shape`, or a value that holds it."""
     columns = write.node("Transpose", [x], f"{name}_columns", perm=[0, 2, 1])
-    return write.node("Reshape", [columns, write.integers(shape, f"{name}_image_shape")], f"{name}_image")
+    target = shape if isinstance(shape, str) else write.integers(shape, f"{name}_image_shape")
+    return write.node("Reshape", [columns, target], f"{name}_image")
 
 
 def image_to_windows(write: LayerWriter, x: str, apart: tuple[int, ...], name: str) -> str:

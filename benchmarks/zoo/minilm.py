@@ -10,8 +10,8 @@ from retune.compiler.frontend.zoo.layers import LayerWriter
 
 def minilm_l6(
     *,
-    batch: int = 1,
-    tokens: int = 128,
+    batch: int | str = 1,
+    tokens: int | str = 128,
     layers: int = 6,
     width: int = 384,
     heads: int = 12,

@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from benchmarks.zoo.attention import causal_mask
 from benchmarks.zoo.layers import LayerWriter
+from retune.compiler.core.errors import OptionError
 from retune.compiler.frontend.zoo.attention import Sizes, join_heads, padding_mask, split_heads, weighted_values
 
 _EPSILON = 1e-5
@@ -19,7 +20,7 @@ def smollm2_135m(
     *,
     batch: int = 1,
     tokens: int = 128,
-    past: int = 0,
+    past: int | str = 0,
     layers: int = 30,
     width: int = 576,
     heads: int = 9,
@@ -32,21 +33,25 @@ def smollm2_135m(
     (batch, past + tokens), and, if `past` is not 0, `past_key_values.N.key` and `.value` of each layer N, (batch,
     key_heads, past, width / heads); outputs `logits` (batch, tokens, words) and `present.N.key` and `.value`.
 
+    A symbol as `past` leaves the number of cached tokens to the caller, for one new token; `total` is that of all.
     Configuration of HuggingFaceTB/SmolLM2-135M (Allal et al., arXiv 2502.02737); the word table is the classifier too.
     """
     write = LayerWriter("smollm2_135m_step" if past else "smollm2_135m", None, seed)
     ids = write.feed("input_ids", (batch, tokens), TensorProto.INT64)
-    attended = write.feed("attention_mask", (batch, past + tokens), TensorProto.INT64)
+    if isinstance(past, str) and tokens != 1:
+        raise OptionError("smollm2_135m takes a symbol for the cached tokens only beside one new token")
+    total = "total" if isinstance(past, str) else past + tokens
+    attended = write.feed("attention_mask", (batch, total), TensorProto.INT64)
     positions = write.feed("position_ids", (batch, tokens), TensorProto.INT64)
     sizes = Sizes(batch, tokens, width, heads, hidden)
     mask = padding_mask(write, attended)
-    if later := causal_mask(write, tokens, past):
+    if isinstance(past, int) and (later := causal_mask(write, tokens, past)):
         mask = write.node("Add", [mask, later], "causal_mask")
     table = write.normal((words, width), 0.05, "word_table")
     x = write.node("Gather", [table, ids], "embedded", axis=0)
     angles = _angles(write, positions, sizes.head_width)
-    cache, present = (batch, key_heads, past, sizes.head_width), (batch, key_heads, past + tokens, sizes.head_width)
-    outputs: dict[str, tuple[int, ...]] = {}
+    cache, present = (batch, key_heads, past, sizes.head_width), (batch, key_heads, total, sizes.head_width)
+    outputs: dict[str, tuple[int | str, ...]] = {}
     for layer in range(layers):
         names = [f"{layer}.{part}" for part in ("key", "value")]
         remembered = [write.feed(f"past_key_values.{name}", cache) for name in names] if past else []
@@ -58,7 +63,7 @@ def smollm2_135m(
     return write.finish_all({logits: (batch, tokens, words), **outputs})
 
 
-def smollm2_135m_step(*, past: int = 255, **options: int) -> onnx.ModelProto:
+def smollm2_135m_step(*, past: int | str = 255, **options: int) -> onnx.ModelProto:
     """The same for one token after `past` cached ones."""
     return smollm2_135m(tokens=1, past=past, **options)
 

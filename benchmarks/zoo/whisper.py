@@ -10,13 +10,13 @@ from benchmarks.zoo.attention import feed_forward, pre_norm_layer
 from benchmarks.zoo.layers import LayerWriter
 from retune.compiler.frontend.zoo.attention import Sizes, gelu, join_heads, split_heads, weighted_values
 
-_BANDS = 80
+_BANDS, _MOST_TOKENS = 80, 1500
 
 
 def whisper_tiny_encoder(
     *,
     batch: int = 1,
-    frames: int = 3000,
+    frames: int | str = 3000,
     layers: int = 4,
     width: int = 384,
     heads: int = 6,
@@ -26,13 +26,14 @@ def whisper_tiny_encoder(
     """Input `input` (batch, 80, frames), output `last_hidden_state` (batch, frames / 2, width); 3000 frames are 30 s.
 
     Configuration of openai/whisper-tiny (Radford et al., arXiv 2212.04356). Places are sinusoids.
+    A symbol in place of a number leaves the number of frames, up to 3000, to the caller.
     """
     write = LayerWriter("whisper_tiny_encoder", (batch, _BANDS, frames), seed)
     x = gelu(write, write.shifted_convolution(write.input, (_BANDS, width), 3, "conv1"), "gelu1")
     x = gelu(write, write.shifted_convolution(x, (width, width), 3, "conv2", stride=2), "gelu2")
     x = write.node("Transpose", [x], "rows", perm=[0, 2, 1])
-    tokens = frames // 2
-    x = write.node("Add", [x, write.weight(_sinusoids(tokens, width), "places")], "placed")
+    tokens = "tokens" if isinstance(frames, str) else frames // 2
+    x = write.node("Add", [x, _places(write, x, tokens, width)], "placed")
     sizes = Sizes(batch, tokens, width, heads, hidden)
     for layer in range(layers):
         x = pre_norm_layer(write, x, sizes, f"layer{layer}", activation=gelu, key_bias=False)
@@ -106,6 +107,14 @@ def _step(
     x = write.node("Add", [x, attend(query, heard_key, heard_value, f"{name}_cross")], f"{name}_crossed")
     normal = write.layer_norm(x, sizes.width, f"{name}_norm3")
     return write.node("Add", [x, feed_forward(write, normal, sizes, name, gelu)], f"{name}_out")
+
+
+def _places(write: LayerWriter, x: str, tokens: int | str, width: int) -> str:
+    """The vectors of the places of `x`: all that there are, or as many as it has, if their number is not known."""
+    if isinstance(tokens, int):
+        return write.weight(_sinusoids(tokens, width), "places")
+    every = write.weight(_sinusoids(_MOST_TOKENS, width), "all_places")
+    return write.node("Slice", [every, *write.part(0, write.extent(x, 1, "tokens_count"), 0, "places")], "places")
 
 
 def _sinusoids(tokens: int, width: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -27,7 +27,7 @@ def round_channels(channels: float) -> int:
 class LayerWriter:
     """Writes an ONNX graph layer by layer; every method returns the name of the layer's result."""
 
-    def __init__(self, name: str, input_shape: Sequence[int] | None, seed: int) -> None:
+    def __init__(self, name: str, input_shape: Sequence[int | str] | None, seed: int) -> None:
         """`input_shape` is that of the only input, `input`; None where the inputs are declared by `feed`."""
         self._rng = np.random.default_rng(seed)
         self._weights: set[str] = set()
@@ -141,12 +141,12 @@ class LayerWriter:
         bias = self.normal((width,), 0.05, f"{name}_bias")
         return self.node("LayerNormalization", [x, scale, bias], name, axis=-1, epsilon=epsilon)
 
-    def classify(self, x: str, channels: int, output_shape: tuple[int, int]) -> onnx.ModelProto:
+    def classify(self, x: str, channels: int, output_shape: tuple[int | str, int]) -> onnx.ModelProto:
         """The model whose result, (batch, classes), is a linear layer of the means of each channel of `x`."""
         means = self.node("Flatten", [self.node("GlobalAveragePool", [x], "pool")], "features", axis=1)
         return self.finish(self.fully_connected(means, (channels, output_shape[1]), "logits"), output_shape)
 
-    def finish(self, output: str, output_shape: Sequence[int]) -> onnx.ModelProto:
+    def finish(self, output: str, output_shape: Sequence[int | str]) -> onnx.ModelProto:
         """The model whose result is `output`."""
         return self.finish_all({output: output_shape})
 

@@ -27,10 +27,10 @@ def resnet18(
 
 
 def resnet50(
-    *, batch: int = 1, image: int = 224, classes: int = 1000, width: int = 64, seed: int = 0
+    *, batch: int | str = 1, image: int | str = 224, classes: int = 1000, width: int = 64, seed: int = 0
 ) -> onnx.ModelProto:
     """Input (batch, 3, image, image), output (batch, classes); `width` is the number of channels inside the blocks of
-    the first stage.
+    the first stage. A symbol in place of a number leaves the batch or the side of the images to the caller.
     """
     write = LayerWriter("resnet50", (batch, 3, image, image), seed)
     return stages(write, _stem(write, width), _BLOCKS_50, _bottleneck, _EXPANSION, (batch, classes), width)
@@ -48,7 +48,7 @@ def stages(
     blocks: tuple[int, ...],
     block: Block,
     expansion: int,
-    output: tuple[int, int],
+    output: tuple[int | str, int],
     width: int,
 ) -> onnx.ModelProto:
     """What follows the stem: stages of `blocks` blocks with twice the channels each, and the classifier."""

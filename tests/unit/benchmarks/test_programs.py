@@ -15,6 +15,7 @@ from benchmarks import (
     calls,
     compile_time,
     dot_products,
+    dynamic,
     executor,
     few_bits,
     harness,
@@ -316,16 +317,30 @@ def test_every_operator_is_one_tuning_task(name: str) -> None:
 
 
 def test_vm(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    bert = {"width": 48, "heads": 4, "words": 60}
-    small = {"bert_base": bert, "gpt2_greedy": {**bert, "hidden": 96, "positions": 80}}
+    small = {"gpt2_greedy": {"width": 48, "heads": 4, "words": 60, "hidden": 96, "positions": 80}}
     build = zoo.build
     monkeypatch.setattr(zoo, "build", lambda name, **options: build(name, **options, **small.get(name, {})))
-    argv = ["--only", "mlp|bert/64|gpt2", "--threads", "1", "--seconds", "0.1", "--layers", "1", "--steps", "2"]
+    argv = ["--only", "mlp|gpt2", "--threads", "1", "--seconds", "0.1", "--steps", "2"]
     lines = _lines(vm.main, argv, tmp_path / "out.jsonl", capsys)
     found = {(line["case"], line["metric"]): line for line in lines}
-    both = ["machine", "executor", "machine / executor"]
-    assert [metric for case, metric in found if case == "mlp"] == both
-    assert [metric for case, metric in found if case == "bert/64"] == ["first call", "second call", *both]
-    assert found["bert/64", "first call"]["kernels_built"] > found["bert/64", "second call"]["kernels_built"] == 0
-    assert found["bert/64", "machine"]["error"] < 1e-4
+    assert [metric for case, metric in found if case == "mlp"] == ["machine", "executor", "machine / executor"]
+    assert found["mlp", "machine"]["error"] < 1e-4
+    calls = [found["gpt2_greedy", f"{which} call"]["kernels_built"] for which in ("first", "second")]
+    assert calls[0] > calls[1] == 0
     assert found["gpt2_greedy", "machine / regions"]["value"] > 1
+
+
+def test_dynamic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--only", "gru", "--quick", "--threads", "1"]
+    lines = _lines(dynamic.main, argv, tmp_path / "out.jsonl", capsys)
+    found = {(line["backend"], line["metric"]): line for line in lines}
+    metrics = ["stream", "request p50", "request p99", "first / later call", "memory growth"]
+    for backend in ("retune", "onnxruntime"):
+        assert [metric for other, metric in found if other == backend and metric in metrics] == metrics
+    assert found["retune", "stream"]["error"] < 1e-5
+    assert found["retune", "stream"]["requests"] == 12
+    assert {"retune", "retune-fixed", "onnxruntime"} <= {backend for backend, metric in found if metric == "steady"}
+    assert {"times_as_fast_as_fixed", "times_as_fast_as_the_best_peer_least"} < found["retune", "steady"].keys()
+    assert [backend for backend, metric in found if metric == "compile"] == ["retune", "retune-fixed"]
+    dynamic.main([*argv, "--out", str(tmp_path / "out.jsonl")])
+    assert not capsys.readouterr().out  # all parts are in the file

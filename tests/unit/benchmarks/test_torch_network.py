@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import zoo
+from benchmarks.dynamic_networks import CASES, draw
 from benchmarks.network_peers import seeded_inputs
 from retune.compiler.tune.onnx_runtime import OnnxRuntime
 from tests.support.zoo_sizes import SMALL
@@ -47,3 +48,17 @@ def test_computes_what_onnx_runtime_computes(name: str) -> None:
     assert {key: calls[key] for key in FUSED.get(name, {})} == FUSED.get(name, {})
     if name not in WITH_SOFTMAX:
         assert not {"erf", "softmax"} & calls.keys()
+
+
+@pytest.mark.parametrize("name", ["bert_base", "minilm_l6", "resnet50", "segformer_b0", "smollm2_135m_step"])
+def test_a_module_with_symbols_takes_any_shape(name: str) -> None:
+    case = CASES[name]
+    model = case.build(True)
+    module, session = torch_network(model), OnnxRuntime(model.SerializeToString(), 1)
+    for sizes in case.stream(4, 2):
+        inputs = draw(model, sizes, 0)
+        with torch.no_grad():
+            found = [output.numpy() for output in module(*map(torch.from_numpy, inputs.values()))]
+        for ours, theirs in zip(found, session.run(inputs), strict=True):
+            assert ours.shape == theirs.shape
+            assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
