@@ -1,17 +1,8 @@
-"""Graphs as data: an archive of `graph.json` and the constants. Dimensions may be symbolic.
+"""Graphs as data: an archive of `graph.json` and the constants. Dimensions may be symbolic."""
 
-Read as well is what earlier versions wrote: the length of a JSON head (8 bytes, little endian), the head, then the
-constants one after another, row-major.
-"""
-
-import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from retune.compiler.core.dtype import item_bytes
 from retune.compiler.core.errors import ArtifactError, RetuneError
 from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
@@ -20,8 +11,6 @@ from retune.compiler.ir.dims import dim_from_json, dim_to_json
 from retune.compiler.runtime.archive import DAMAGE, Archive, archive_bytes, damage_text
 
 _KIND, _VERSION = "graph", 1
-_ZIP = b"PK"
-_LENGTH = 8
 
 
 def graph_to_bytes(graph: Graph) -> bytes:
@@ -33,14 +22,9 @@ def graph_to_bytes(graph: Graph) -> bytes:
 def graph_from_bytes(data: bytes) -> Graph:
     """The graph of `graph_to_bytes`. Raises: ArtifactError when the bytes are not a graph."""
     try:
-        if data.startswith(_ZIP):
-            archive = Archive(data, _KIND, _VERSION)
-            head = archive.json("graph.json")
-            arrays = [archive.array(f"constants/{index}.npy") for index in range(len(head["constants"]))]
-        else:
-            start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-            head = json.loads(data[_LENGTH:start])
-            arrays = _constants([_value(name, *head["values"][name]) for name in head["constants"]], data, start)
+        archive = Archive(data, _KIND, _VERSION)
+        head = archive.json("graph.json")
+        arrays = [archive.array(f"constants/{index}.npy") for index in range(len(head["constants"]))]
         graph = graph_from_parts(head, arrays)
         verify(graph)
     except RetuneError as error:
@@ -56,7 +40,16 @@ def graph_to_parts(graph: Graph) -> tuple[Mapping[str, object], Sequence[Array]]
         "name": graph.name,
         "inputs": [value.name for value in graph.inputs],
         "outputs": graph.outputs,
-        "nodes": [[node.op, node.inputs, node.outputs, _attrs_to_json(node), node.name] for node in graph.nodes],
+        "nodes": [
+            [
+                node.op,
+                node.inputs,
+                node.outputs,
+                {key: _attr_to_json(attr) for key, attr in node.attrs.items()},
+                node.name,
+            ]
+            for node in graph.nodes
+        ],
         "constants": list(graph.constants),
         "values": {name: [value.dtype, *map(dim_to_json, value.shape)] for name, value in graph.values.items()},
     }
@@ -84,24 +77,6 @@ def graph_from_parts(head: JsonObject, constants: Sequence[Array]) -> Graph:
 
 def _value(name: str, dtype: str, *shape: object) -> Value:
     return Value(name, tuple(map(dim_from_json, shape)), dtype)
-
-
-def _constants(values: Sequence[Value], data: bytes, start: int) -> list[Array]:
-    """The constants in what earlier versions wrote."""
-    arrays: list[Array] = []
-    for value in values:
-        stop = start + math.prod(value.shape) * item_bytes(value.dtype)
-        if not start <= stop <= len(data):
-            raise ValueError(f"the constant {value} is not all there")
-        arrays.append(np.frombuffer(data[start:stop], value.dtype).reshape(value.shape))
-        start = stop
-    if start != len(data):
-        raise ValueError(f"{len(data) - start} bytes are left over")
-    return arrays
-
-
-def _attrs_to_json(node: Node) -> dict[str, object]:
-    return {key: _attr_to_json(attr) for key, attr in node.attrs.items()}
 
 
 def _attr_to_json(attr: Attribute) -> object:

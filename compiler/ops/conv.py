@@ -6,7 +6,7 @@ spatial dimension, then those after. Padding is its own stage, made only where a
 axes of extent 1 are left out, so a 1x1 convolution is a matmul.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,7 +26,6 @@ LAYOUTS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
 """Channels first and last, by the number of spatial dimensions."""
 _REDUCE_NAMES = ("rz", "ry", "rx")
 _NUMBER = {1: "three", 2: "four", 3: "five"}
-_Body = Callable[[Expr, tuple[Expr, ...], Expr], Expr]
 
 
 def is_channels_last(call: Attributed) -> bool:
@@ -172,7 +171,8 @@ def _compute(call: OpCall, geometry: _Geometry, shape: Shape, dtype: str, data: 
     zero = te.const(0)
     offsets: tuple[Expr, ...] = tuple(zero if axis is None else axis for axis in window)
 
-    def body(n: Expr, position: tuple[Expr, ...], c: Expr) -> Expr:
+    def body(n: Expr, *others: Expr) -> Expr:
+        position, c = (others[:-1], others[-1]) if geometry.channels_last else (others[1:], others[0])
         read = tuple(
             at * stride + offset * dilation
             for at, stride, offset, dilation in zip(
@@ -192,21 +192,9 @@ def _compute(call: OpCall, geometry: _Geometry, shape: Shape, dtype: str, data: 
             value = te.if_then_else(te.logical_and(*inside), value, te.const(0, data.dtype))
         return summed_product(dtype, value, _weight_at(weight, geometry, offsets, channels, c), axes)
 
-    indices = _indices(len(geometry.kernel), geometry.channels_last, body)
-    return te.compute(shape, indices, name=call.name, attrs=call.layout_free(weight))
-
-
-def _indices(rank: int, channels_last: bool, body: _Body) -> Callable[..., Expr]:
-    """`body` as a function of the result's axes, whose parameters name them."""
-    named: dict[tuple[int, bool], Callable[..., Expr]] = {
-        (1, True): lambda n, x, c: body(n, (x,), c),
-        (1, False): lambda n, c, x: body(n, (x,), c),
-        (2, True): lambda n, y, x, c: body(n, (y, x), c),
-        (2, False): lambda n, c, y, x: body(n, (y, x), c),
-        (3, True): lambda n, z, y, x, c: body(n, (z, y, x), c),
-        (3, False): lambda n, c, z, y, x: body(n, (z, y, x), c),
-    }
-    return named[rank, channels_last]
+    position_names = "zyx"[-len(geometry.kernel) :]
+    names = (*position_names, "c") if geometry.channels_last else ("c", *position_names)
+    return te.compute(shape, body, name=call.name, attrs=call.layout_free(weight), varargs_names=names)
 
 
 def _weight_at(weight: Tensor, geometry: _Geometry, offsets: tuple[Expr, ...], channels: Axis | None, c: Expr) -> Expr:
@@ -256,7 +244,7 @@ def zero_padded(
     sizes = cut or tuple(low + have + high for low, have, high in zip(before, inside, after, strict=True))
     shape = (*data.shape[:first], *sizes, *data.shape[first + rank :])
 
-    def body(indices: tuple[Expr, ...]) -> Expr:
+    def body(*indices: Expr) -> Expr:
         moved = list(indices)
         conditions = []
         for dim in range(rank):
@@ -273,13 +261,7 @@ def zero_padded(
             value = substitute(source.body, dict(zip(source.axes, moved, strict=True)))
         return te.if_then_else(te.logical_and(*conditions), value, te.const(fill, data.dtype))
 
-    # The parameters name the axes, so each rank needs a function of its own.
-    functions: dict[int, Callable[..., Expr]] = {
-        3: lambda a, b, c: body((a, b, c)),
-        4: lambda a, b, c, d: body((a, b, c, d)),
-        5: lambda a, b, c, d, e: body((a, b, c, d, e)),
-    }
-    return te.compute(shape, functions[len(shape)], name=name)
+    return te.compute(shape, body, name=name, varargs_names="abcde"[: len(shape)])
 
 
 def channels_last(call: OpCall, x: Array) -> Array:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.graph.ir import Graph
-from retune.compiler.graph.partition.alternatives import Rewrite
 from retune.compiler.graph.partition.attention import PRODUCTS, is_attention, join_attention, with_wide_weights
 from retune.compiler.graph.partition.express import express, group_signature
 from retune.compiler.graph.partition.fuse import FusedOp, Fusion, fuse
 from retune.compiler.graph.partition.join_producers import join_producers
+from retune.compiler.graph.partition.winograd import Winograd
 from retune.compiler.ops import FusionKind
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import inlined_by_default
@@ -63,7 +63,7 @@ class Alternative:
 
     task: SearchTask
     of: str
-    rewrite: Rewrite
+    rewrite: Winograd
     speedup: float
 
 
@@ -138,7 +138,7 @@ def partition(
     graph: Graph,
     target: Target,
     hardware: HardwareParams,
-    rewrites: Sequence[Rewrite] = (),
+    rewrites: Sequence[Winograd] = (),
     names: set[str] | None = None,
 ) -> Partition:
     """Cut `graph` into kernels for `target`; `rewrites` are the kinds of alternatives for its tasks. `names` are the
@@ -215,7 +215,7 @@ def _nests(dag: ComputeDAG) -> int:
 
 
 def _alternatives(
-    graph: Graph, group: FusedOp, task: SearchTask, rewrites: Sequence[Rewrite], names: set[str]
+    graph: Graph, group: FusedOp, task: SearchTask, rewrites: Sequence[Winograd], names: set[str]
 ) -> list[Alternative]:
     """The alternatives to a group, whose own task is `task`."""
     alternatives = []

@@ -8,7 +8,6 @@ or none.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 
 import numpy as np
@@ -17,7 +16,6 @@ from retune.compiler.core.dtype import item_bytes
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Graph, Node, Value
-from retune.compiler.graph.partition.alternatives import DerivedConstant, Variant
 from retune.compiler.graph.partition.fuse import FusedOp
 from retune.compiler.model.features.estimate import PER_CYCLE
 from retune.compiler.ops.winograd import KERNEL, transformed_weight
@@ -45,16 +43,47 @@ _PROBE, _PROBED_CHANNELS = 8, 32
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """Another way to compute the result of a group: `group` reads the value `weight`, a constant transformed for tiles
+    of `tile` x `tile` results from the network's constant `source`.
+    """
+
+    group: FusedOp
+    weight: Value
+    source: str
+    tile: int
+
+    def declare(self, graph: Graph) -> Graph:
+        """The graph with the new constant, without contents."""
+        # Strides of 0: the description needs shapes only, and transformed weights of a network may have hundreds of MB.
+        return self._with(graph, np.broadcast_to(np.zeros((), self.weight.dtype), self.weight.shape))
+
+    def compute(self, graph: Graph) -> Graph:
+        """The graph with the new constant."""
+        return self._with(graph, transformed_weight(graph.constants[self.source], self.tile))
+
+    def _with(self, graph: Graph, array: Array) -> Graph:
+        name = self.weight.name
+        return replace(graph, constants={**graph.constants, name: array}, values={**graph.values, name: self.weight})
+
+
+@dataclass(frozen=True, slots=True)
 class Winograd:
-    """Compute tiles of `tile` x `tile` results in the space in which a convolution is a product of elements."""
+    """Compute tiles of `tile` x `tile` results in the space in which a convolution is a product of elements.
+
+    A kind of alternative to a group: `partition` makes a task of each alternative, and a network is compiled with the
+    alternative whose record is fastest. Without records, one that is predicted to be much faster is used.
+    """
 
     tile: int
 
     @property
     def name(self) -> str:
+        """Part of the names of its tasks."""
         return f"winograd{self.tile}"
 
     def variant(self, graph: Graph, group: FusedOp) -> Variant | None:
+        """The group in another form; None if the transform does not apply or has no prospect."""
         node = group.core
         if not self._applies(graph, node):
             return None
@@ -63,15 +92,11 @@ class Winograd:
         alpha = self.tile + KERNEL - 1
         shape = (alpha, alpha, *weight.shape[:-4], *weight.shape[-2:])
         packed = Value(f"{weight.name}.{self.name}", shape, weight.dtype)
-        constant = DerivedConstant(packed, weight.name, partial(transformed_weight, tile=self.tile))
-        nodes = tuple(
-            self._node(node_of_group, packed.name) if node_of_group is node else node_of_group
-            for node_of_group in group.nodes
-        )
-        return Variant(nodes, (), (constant,), group.anchor)
+        nodes = tuple(self._node(other, packed.name) if other is node else other for other in group.nodes)
+        return Variant(FusedOp(nodes, group.anchor), packed, weight.name, self.tile)
 
     def is_accurate(self, graph: Graph, group: FusedOp) -> bool:
-        """Whether the error is within `TOLERANCE` on a small random image."""
+        """Whether the error is within `TOLERANCE` on a small random image, with the group's constants."""
         node = group.core
         weight = graph.constants[node.inputs[1]]
         # Every result channel is computed independently, so evenly spaced channels are a sample of the error.
@@ -87,7 +112,9 @@ class Winograd:
         return float(np.max(np.abs(result - exact))) <= TOLERANCE * float(np.max(np.abs(exact)))
 
     def speedup(self, graph: Graph, group: FusedOp, hardware: HardwareParams) -> float:
-        """The ratio of estimated cycles: fewer products against transforms of the image and larger weights."""
+        """The predicted speedup over the group, in default schedules: the ratio of estimated cycles, of fewer products
+        against transforms of the image and larger weights.
+        """
         weight, result = graph.values[group.core.inputs[1]].shape, graph.values[group.core.output]
         # Multiply-adds per pixel of the result and tap of a 3x3 window.
         terms, alpha = prod(weight[:-4]) * prod(weight[-2:]), self.tile + KERNEL - 1

@@ -1,6 +1,5 @@
 """Programs: what is refused, what is printed, what is bound, and graphs as data."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 
 from retune.compiler.core.errors import ArtifactError, DefinitionError, ShapeMismatchError
 from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.graph_bytes import graph_from_bytes, graph_to_bytes
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.graph.program import MAIN, Arm, Branch, Call, Function, Loop, Program, Statement, of_graph
@@ -112,21 +110,6 @@ def test_graphs_come_back_from_bytes() -> None:
     again = graph_from_bytes(graph_to_bytes(graph))
     assert str(again) == str(graph)
     assert again.fingerprint() == graph.fingerprint()
-
-
-def test_graphs_of_earlier_versions_are_read() -> None:
-    head = {
-        "name": "sum",
-        "inputs": ["x"],
-        "outputs": ["y"],
-        "nodes": [["add", ["x", "w"], ["y"], {}, ""]],
-        "constants": ["w"],
-        "values": {name: ["float32", 2] for name in "xwy"},
-    }
-    text = json.dumps(head).encode()
-    graph = graph_from_bytes(len(text).to_bytes(8, "little") + text + np.array([1, 2], "float32").tobytes())
-    (found,) = evaluate(graph, {"x": np.array([3, 4], "float32")})
-    assert found.tolist() == [4, 6]
 
 
 @pytest.mark.parametrize("keep", [0, 5, 9, 60, -1])

@@ -161,7 +161,7 @@ def test_images_that_follow_each_other_give_the_direct_result(
     variant = rewrite.variant(graph, group)
     assert variant is not None
     inputs = {"x": np.random.default_rng(1).standard_normal(graph.inputs[0].shape).astype(np.float32)}
-    changed = replace(variant.compute(graph), nodes=variant.nodes)
+    changed = replace(variant.compute(graph), nodes=variant.group.nodes)
     (found,), (wanted,) = evaluate(changed, inputs), evaluate(graph, inputs)
     assert found.shape == wanted.shape
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * float(np.abs(wanted).max()))
