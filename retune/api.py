@@ -3,7 +3,7 @@
 import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -286,6 +286,9 @@ def _shape_texts(shapes: Mapping[str, Sequence[int]] | None) -> tuple[str, ...]:
         return ()
     if not isinstance(shapes, Mapping):
         raise OptionError(f"shapes map names of inputs to their extents, unlike {shapes!r:.80}")
+    for name, extents in shapes.items():
+        if isinstance(extents, str) or not isinstance(extents, Iterable):
+            raise OptionError(f"the shape of {name} must be integers such as (1, 3, 224, 224), not {extents!r:.80}")
     return tuple(f"{name}={','.join(map(str, extents))}" for name, extents in shapes.items())
 
 

@@ -334,11 +334,7 @@ class _MachineCalls:
         self._executable = executable
         self.name = executable.program.name
         self.input_names = tuple(executable.get_function_params("main"))
-        params = executable.program.inputs
-        self.inputs = {
-            param.name: "of any shape that fits" if param.is_tensor else f"{param.form} of {param.dtype}"
-            for param in params
-        }
+        self.inputs = {param.name: str(param).removeprefix(f"{param.name}: ") for param in executable.program.inputs}
         self.outputs: dict[str, str] = {}
         self.coverage = "kernels are compiled for each shape when it is first seen"
         self._idle: deque[VirtualMachine] = deque()

@@ -110,11 +110,17 @@ def open_model(
 
 
 def read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
-    """The inputs of a model, with the caller's shapes. Raises: ModelFormatError, DynamicShapeError,
-    UnsupportedOperatorError for an unknown element type.
+    """The inputs of a model, with the caller's shapes, which fix the same symbols in other inputs too.
+
+    Raises: ModelFormatError, DynamicShapeError, UnsupportedOperatorError for an unknown element type.
     """
     values, dynamic = [], []
-    for entry in fed_inputs(model, shapes):
+    entries = fed_inputs(model, shapes)
+    fixed: dict[str, int] = {}
+    for entry in (entry for entry in entries if entry.name in shapes):
+        symbols = (dimension.dim_param for dimension in entry.type.tensor_type.shape.dim)
+        fixed |= dict(zip(symbols, _given_shape(entry, shapes[entry.name]), strict=False))
+    for entry in entries:
         if form_of(entry) != TENSOR:
             raise DynamicShapeError(_only_in_programs("input", param_of(entry)))
         tensor = entry.type.tensor_type
@@ -127,13 +133,15 @@ def read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
             for axis, dimension in enumerate(tensor.shape.dim):
                 if dimension.HasField("dim_value") and dimension.dim_value >= 0:
                     extents.append(dimension.dim_value)
+                elif dimension.dim_param and dimension.dim_param in fixed:
+                    extents.append(fixed[dimension.dim_param])
                 else:
                     dynamic.append(f"dimension {axis} ({dimension.dim_param or '?'}) of input {entry.name!r}")
         values.append(Value(entry.name, tuple(extents), dtype_of(entry)))
     if dynamic:
         raise DynamicShapeError(
             f"the model is not static: {', '.join(dynamic)}; give numbers for these with --shape NAME=1,3,224,224 "
-            "(shapes=... in Python), or export the model with fixed shapes"
+            "(shapes=... in Python), or compile it for all shapes by retune.compile(model, dynamic=True) in Python"
         )
     return values
 

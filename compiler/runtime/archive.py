@@ -272,6 +272,8 @@ class Archive:
 
     @staticmethod
     def _check_version(kind: object, wanted: str, version: object, known: int) -> None:
+        if kind == VM_EXECUTABLE and wanted == "network":
+            raise ArtifactError("it holds a network of dynamic shapes, which only retune.load in Python reads")
         if kind != wanted:
             raise ArtifactError(f"it holds a {kind!s:.40}, not a {wanted}")
         if version != known:

@@ -14,7 +14,7 @@ import onnx.numpy_helper
 import pytest
 
 import retune
-from retune.compiler.core.errors import ArtifactError, ModelFormatError, OptionError
+from retune.compiler.core.errors import ArtifactError, DynamicShapeError, ModelFormatError, OptionError
 from retune.compiler.runtime.buffers import aligned_copy
 from retune.compiler.vm import compile as vm_compile
 from retune.models import store_onnx
@@ -203,6 +203,7 @@ def test_a_saved_network_computes_the_same(dense: retune.Network, tmp_path: Path
 def test_a_dynamic_network_takes_every_length_and_can_be_saved(tmp_path: Path) -> None:
     fast = retune.compile(_dense("n"), dynamic=True)
     loaded = retune.load(fast.save(tmp_path / "dynamic.retune"))
+    assert fast.inputs == loaded.inputs == {"x": "float32[n, 64]"}
     for rows in (1, 5):
         for network in (fast, loaded):
             np.testing.assert_allclose(network(_input(rows)), _input(rows) @ WEIGHT, rtol=1e-5, atol=1e-5)
@@ -258,6 +259,9 @@ WRONG: list[tuple[Callable[[retune.Network], object], type[Exception], str]] = [
     (lambda _: retune.compile(_dense(), threads=0), OptionError, "threads must be an integer"),
     (lambda _: retune.compile(_dense(), shapes=3), OptionError, "shapes map names"),  # type: ignore[arg-type]
     (lambda _: retune.compile(_dense(), shapes={"x": (1, 64)}, dynamic=True), OptionError, "leave them out"),
+    (lambda _: retune.compile(_dense(), shapes={"x": "1..8,64"}), OptionError, "must be integers"),  # type: ignore[dict-item]
+    (lambda _: retune.compile(_dense(), shapes={"x": 3}), OptionError, "shape of x must be integers"),  # type: ignore[dict-item]
+    (lambda _: retune.compile(_dense("n")), DynamicShapeError, r"not static: dimension 0 \(n\) .* dynamic=True"),
     (lambda _: retune.load("nothing.retune"), ArtifactError, "no such file"),
     (lambda net: net.save("nowhere/net.retune"), ArtifactError, "name a file in a folder that exists"),
     (lambda net: net.export("nowhere/net.onnx"), ArtifactError, "name a file in a folder that exists"),
