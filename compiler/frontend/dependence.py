@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import onnx
 
 from retune.compiler.core.errors import ModelFormatError
-from retune.compiler.frontend.model_file import operator_of
-from retune.compiler.frontend.ops.conversion import name_of
+from retune.compiler.frontend.model_file import name_of, operator_of
 
 Names = frozenset[str]
 Roots = Callable[[str], Names]

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from math import prod
 from pathlib import Path
 
@@ -271,6 +272,11 @@ def is_standard(domain: str) -> bool:
 def operator_of(node: onnx.NodeProto) -> str:
     """The operator's name, behind its domain unless it is a standard operator."""
     return str(node.op_type) if is_standard(node.domain) else f"{node.domain}.{node.op_type}"
+
+
+def name_of(node: onnx.NodeProto) -> str:
+    """The node's name, or its first result's if the exporter gave none."""
+    return node.name or next(chain(node.output), "") or node.op_type
 
 
 def _sentence(error: Exception) -> str:

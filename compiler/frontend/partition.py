@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
-from retune.compiler.core.errors import UnsupportedOperatorError
+from retune.compiler.core.errors import ModelError, UnsupportedOperatorError
 from retune.compiler.frontend.dependence import (
     CONTROL_FLOW,
     NOTHING,
@@ -29,13 +29,17 @@ from retune.compiler.frontend.dependence import (
     needed_operands,
     read_names,
 )
+from retune.compiler.frontend.importer import CONVERTERS
 from retune.compiler.frontend.model_edits import all_nodes
+from retune.compiler.frontend.model_file import name_of
 from retune.compiler.frontend.ops import sequences
-from retune.compiler.frontend.ops.conversion import name_of
+from retune.compiler.frontend.ops.conversion import Conversion
+from retune.compiler.frontend.ops.loops.loop_steps import emit_as_scan
 from retune.compiler.frontend.region import OnnxRegion
 from retune.compiler.frontend.scan_to_loop import scan_to_loop
 from retune.compiler.frontend.types import form_of, param_of
-from retune.compiler.graph.ir import Array
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Array, Value
 from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Statement, defines, reads
 from retune.compiler.graph.region import OPTIONAL, OPTIONAL_SEQUENCE, SEQUENCE, TENSOR, Param
 
@@ -214,9 +218,28 @@ class Partition:
             # Both arms are compiled into the region: the limit applies to the growth of their loops.
             return all(self._size(arm) - len(list(all_nodes(arm))) <= _MOST_UNROLLED for arm in bodies(node))
         iterations = self._iterations(node)
-        return (
-            iterations is not None and iterations > 0 and iterations * self._size(body(node, "body")) <= _MOST_UNROLLED
-        )
+        if iterations is None or iterations <= 0:
+            return False
+        return iterations * self._size(body(node, "body")) <= _MOST_UNROLLED or self._fits_kernel(node)
+
+    def _fits_kernel(self, node: onnx.NodeProto) -> bool:
+        """Whether a loop whose operands have known shapes is one kernel, however often it runs."""
+        builder, names = GraphBuilder(name_of(node)), {"": ""}
+        for name in read_names(node):
+            known = self._type(name)
+            if not known.is_tensor or known.dtype is None or known.shape is None:
+                return False
+            array = None if name in self._levels else self._context.constants.get(name)
+            names[name] = (
+                builder.input(Value(name, known.shape, known.dtype)) if array is None else builder.constant(array, name)
+            )
+        try:
+            return (
+                emit_as_scan(builder, Conversion(builder, CONVERTERS, self._context.opset).node(node, names))
+                is not None
+            )
+        except ModelError:
+            return False
 
     def _size(self, graph: onnx.GraphProto) -> int:
         """Number of nodes of a graph with loops of known length unrolled."""

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 
 from retune.compiler.core.errors import UnsupportedOperatorError
 from retune.compiler.frontend.dependence import body
+from retune.compiler.frontend.model_file import name_of
 from retune.compiler.frontend.ops.attributes import read_attributes
-from retune.compiler.frontend.ops.conversion import name_of
 from retune.compiler.frontend.types import param_of
 from retune.compiler.graph.ir import Array
 from retune.compiler.graph.region import Param

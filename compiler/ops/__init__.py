@@ -6,7 +6,6 @@
 from collections.abc import Sequence
 
 from retune.compiler.ops import (
-    cell,
     conv,
     conv_transpose,
     elementwise,
@@ -19,6 +18,7 @@ from retune.compiler.ops import (
     recurrence,
     reduce,
     resample,
+    scan,
     shape,
     winograd,
 )
@@ -28,7 +28,6 @@ _FAMILIES = (
     elementwise,
     few_bits,
     reduce,
-    cell,
     conv,
     conv_transpose,
     winograd,
@@ -44,6 +43,7 @@ _FAMILIES = (
 
 OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPERATORS}
 """The operators by name."""
+OPS.update({op.name: op for op in scan.operators(OPS)})
 
 
 def check(call: OpCall) -> Lowered:

@@ -188,14 +188,15 @@ def _lower(call: OpCall) -> Lowered:
         layer = _Layer(call, dict(zip(names, operands, strict=True)), step, h, c)
         updates = _CELLS[call.text("cell")](layer)
         firsts = [layer.operands[name] for name in "hc"[: len(updates)]]
-        inits = [_with_axis(first, f"{call.name}_{name}_0") for first, name in zip(firsts, "hc", strict=False)]
+        inits = [with_axis(first, f"{call.name}_{name}_0") for first, name in zip(firsts, "hc", strict=False)]
         states = scan_steps(step, inits, updates, [h, c][: len(updates)], f"{call.name}_states")
         return te.compute((count, *shape), lambda t, *point: _result(layer, states, t, point), call.name)
 
     return Lowered((count, *shape), types["x"].dtype, build)
 
 
-def _with_axis(tensor: Tensor, name: str) -> Tensor:
+def with_axis(tensor: Tensor, name: str) -> Tensor:
+    """The tensor as the only element along a new first axis."""
     return te.compute((1, *tensor.shape), lambda _, *point: tensor[point], name)
 
 

@@ -21,6 +21,7 @@ from retune.compiler.te.tensor import (
     Operation,
     TensorRead,
     WithoutLoops,
+    reads_of,
 )
 
 LEAST_PIECE = 16
@@ -43,10 +44,12 @@ def is_shifted_axis(index: Expr, axis: Axis) -> bool:
 
 
 def _matched_axes(op: ComputeOp, indices: tuple[Expr, ...]) -> list[int] | None:
-    """The number of the axis that each index is a shift of, literals left out; None when some index is neither."""
+    """The number of the axis that each index is a shift of, without indices that are the same for all elements, such as
+    literals and the step of a scan; None when some index is neither.
+    """
     matched = []
     for index in indices:
-        if isinstance(index, Const):
+        if not any(isinstance(node, Axis | TensorRead) for node in walk(index)):
             continue
         match = next((number for number, axis in enumerate(op.axes) if is_shifted_axis(index, axis)), None)
         if match is None:
@@ -69,6 +72,8 @@ def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
         return True
     if _is_summed_piece_by_piece(dag, op_id) or _moves_rows(dag, op_id):
         return True
+    if _is_reused_in_step(dag, op_id):
+        return False
     for node in walk(op.body):
         # As in TVM, exp is the only call that is too expensive to be repeated by every reader.
         if isinstance(node, Select) or (isinstance(node, Call) and node.name == "exp"):
@@ -79,6 +84,24 @@ def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
         if matched is None or matched != sorted(set(matched)):
             return False
     return True
+
+
+def _is_reused_in_step(dag: ComputeDAG, op_id: int) -> bool:
+    """Whether a reduction in the same step of a scan reads each element several times, and its value takes arithmetic.
+
+    Fusion keeps such stages out of the kernel of a product, but all stages of a step are in one kernel.
+    """
+    op = dag.ops[op_id]
+    if op_id not in dag.scan_of or not isinstance(op, ComputeOp) or isinstance(op.body, TensorRead):
+        return False
+    return any(
+        isinstance(reading, ComputeOp)
+        and bool(reading.reduce_axes)
+        and any(axis.extent > 1 and not any(uses(index, axis) for index in indices) for axis in reading.axes)
+        for reading in (dag.ops[reader] for reader in dag.readers[op_id])
+        for tensor, indices in reads_of(reading)
+        if dag.id_of(tensor) == op_id and op.axes
+    )
 
 
 def _is_summed_piece_by_piece(dag: ComputeDAG, op_id: int) -> bool:

@@ -77,7 +77,19 @@ CASES: list[tuple[str, Shapes, Attrs]] = [
     ("winograd_conv3d", ((1, 4, 7, 9, 3), (4, 4, 2, 3, 4)), {"tile": 2, "pads": (0, 0, 1, 1, 2, 0)}),
     ("winograd_conv3d", ((1, 2, 7, 6, 3), (6, 6, 1, 3, 4)), {"tile": 4, "pads": (0, 1, 1, 0, 1, 1)}),
     ("dense", ((4, 7), (7, 5)), {}),
-    ("cell", ((4, 6), (1, 3), (4, 3)), {"program": "0.1 1.0 add tanh #0.5 minimum 2.0 multiply", "hidden": 3}),
+    (
+        "scan",
+        ((3, 5), (4, 3, 5), (5, 5)),
+        {
+            "body": '[[["dense",[1,3],{}],["add",[4,2],{}],["tanh",[5],{}],["mul",[6,["float32",0.5]],{}]],[7,6]]',
+            "steps": 4,
+            "states": 1,
+            "axes": (0,),
+            "reverse": (1,),
+            "shown": (1, 0),
+            "backward": (1, 0),
+        },
+    ),
     (
         "recurrent",
         ((4, 3, 2, 20), (2, 5, 20), (2, 3, 5), (2, 3, 5), (2, 15)),

@@ -18,6 +18,9 @@ MOST_ITERATIONS = 10_000
 ConvertBody = Callable[[onnx.GraphProto, Sequence[str]], Sequence[str]]
 """Converts a sub-graph of a node, given the names of values for its inputs, and returns the names of its outputs."""
 
+ConvertStep = Callable[[onnx.GraphProto, GraphBuilder, Callable[[str], str], Sequence[str]], Sequence[str]]
+"""As `ConvertBody`, into another builder; the third argument gives values there for those of the graph around it."""
+
 
 class TensorSequence(str):
     """An operand or result that is a sequence of tensors, for which the graph has no value. It stands where the name of
@@ -53,6 +56,7 @@ class OnnxNode:
     attributes: Mapping[str, Any]
     opset: int
     convert_body: ConvertBody | None = None
+    convert_step: ConvertStep | None = None
 
     def has_input(self, index: int) -> bool:
         return index < len(self.inputs) and self.inputs[index] != ""
@@ -129,12 +133,25 @@ class OnnxNode:
 
     def body(self, key: str, operands: Sequence[str]) -> Sequence[str]:
         """The outputs of the sub-graph `key`, written into the graph with these operands."""
+        graph = self._sub_graph(key, operands)
+        assert self.convert_body is not None
+        return self.convert_body(graph, operands)
+
+    def step(
+        self, key: str, builder: GraphBuilder, capture: Callable[[str], str], operands: Sequence[str]
+    ) -> Sequence[str]:
+        """The outputs of the sub-graph `key`, written into the graph of a step; see `ConvertStep`."""
+        graph = self._sub_graph(key, operands)
+        assert self.convert_step is not None
+        return self.convert_step(graph, builder, capture, operands)
+
+    def _sub_graph(self, key: str, inputs: Sequence[str]) -> onnx.GraphProto:
         graph = self.attributes.get(key)
         if self.convert_body is None or not isinstance(graph, onnx.GraphProto):
             raise self.unsupported(f"attribute {key} must be a graph")
-        if len(graph.input) != len(operands):
-            raise self.unsupported(f"its {key} takes {len(graph.input)} inputs, not {len(operands)}")
-        return self.convert_body(graph, operands)
+        if len(graph.input) != len(inputs):
+            raise self.unsupported(f"its {key} takes {len(graph.input)} inputs, not {len(inputs)}")
+        return graph
 
     def int_list(self, builder: GraphBuilder, index: int, what: str) -> tuple[int, ...]:
         """A constant operand as a tuple of ints."""

@@ -3,14 +3,15 @@
 A failing node does not stop the others; the problems are collected.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import onnx
 
 from retune.compiler.core.errors import DefinitionError, ModelError, UnknownValueError, UnsupportedOperatorError
-from retune.compiler.frontend.model_file import MOST_NODES, operator_of, tensor_array
-from retune.compiler.frontend.ops.attributes import OnnxNode, ReportedError, read_attributes
+from retune.compiler.frontend.dependence import free_names
+from retune.compiler.frontend.model_file import MOST_NODES, name_of, operator_of, tensor_array
+from retune.compiler.frontend.ops.attributes import OnnxNode, ReportedError, TensorSequence, read_attributes
 from retune.compiler.frontend.ops.elementwise import Converter
 from retune.compiler.graph.builder import GraphBuilder
 
@@ -63,7 +64,7 @@ class Conversion:
             before, solvable = len(self.problems), self.solvable
             try:
                 self._count_node(proto)
-                results = self._converters[operator_of(proto)](self._builder, self._node(proto, names))
+                results = self._converters[operator_of(proto)](self._builder, self.node(proto, names))
             except UnsupportedOperatorError as error:
                 if isinstance(error, UnknownValueError):  # the value also decides whether a branch matters
                     del self.problems[before:]
@@ -86,7 +87,9 @@ class Conversion:
         self._lost.update(filter(None, proto.output))
         self.failed += [name for name in proto.output if name][:1]
 
-    def _node(self, proto: onnx.NodeProto, names: Mapping[str, str]) -> OnnxNode:
+    def node(self, proto: onnx.NodeProto, names: Mapping[str, str]) -> OnnxNode:
+        """A node as converters see it, whose operands are among `names`."""
+
         def body(graph: onnx.GraphProto, operands: Sequence[str]) -> Sequence[str]:
             self._count_node(proto)  # a body without nodes costs time too
             parameters = [entry.name for entry in graph.input]
@@ -104,7 +107,37 @@ class Conversion:
             attributes=read_attributes(proto),
             opset=self._opset,
             convert_body=body,
+            convert_step=partial(self._convert_step, names),
         )
+
+    def _convert_step(
+        self,
+        names: Mapping[str, str],
+        body: onnx.GraphProto,
+        builder: GraphBuilder,
+        capture: Callable[[str], str],
+        inputs: Sequence[str],
+    ) -> Sequence[str]:
+        """Convert a body into the graph of a step; `names` are known around it. Returns the results there.
+
+        Raises: UnsupportedOperatorError for the first node that cannot be converted.
+        """
+        known = dict(zip((entry.name for entry in body.input), inputs, strict=True))
+        for name in free_names(body):
+            outer = names.get(name)
+            if outer is None or isinstance(outer, TensorSequence):
+                raise UnsupportedOperatorError(f"the body reads {name!r}, which is no tensor of the graph around it")
+            known[name] = capture(outer)
+        inner = Conversion(builder, self._converters, self._opset)
+        inner._count = self._count  # attempts count too: those of nested loops grow exponentially with their depth
+        made = inner.convert(body, known)
+        self._count = inner._count
+        lost = [entry.name for entry in body.output if entry.name not in made]
+        if inner.problems or lost:
+            raise UnsupportedOperatorError((inner.problems or [f"nothing computes {lost[0]!r}"])[0])
+        if any(isinstance(made[entry.name], TensorSequence) for entry in body.output):
+            raise UnsupportedOperatorError("the body makes a sequence of tensors")
+        return [made[entry.name] for entry in body.output]
 
     def _count_node(self, proto: onnx.NodeProto) -> None:
         # Counted across bodies, which multiply: nested loops grow exponentially with their depth.
@@ -135,8 +168,3 @@ class Conversion:
 def missing_operator(proto: onnx.NodeProto) -> str:
     """The name in messages of a node whose operator has no converter."""
     return f"{name_of(proto)!r} ({operator_of(proto)})"
-
-
-def name_of(node: onnx.NodeProto) -> str:
-    """The node's name, or its first result's if the exporter gave none."""
-    return node.name or next(chain(node.output), "") or node.op_type

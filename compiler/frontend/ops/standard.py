@@ -8,7 +8,6 @@ import numpy as np
 
 from retune.compiler.frontend.ops import (
     attention,
-    control_flow,
     conv_transpose,
     data_dependent,
     einsum,
@@ -19,7 +18,6 @@ from retune.compiler.frontend.ops import (
     nn,
     pool,
     quantized,
-    recurrent,
     reduce,
     resize,
     sampling,
@@ -29,6 +27,7 @@ from retune.compiler.frontend.ops import (
 )
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, cast_to
+from retune.compiler.frontend.ops.loops import control_flow, recurrent
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array
 

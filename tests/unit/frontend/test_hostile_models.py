@@ -78,9 +78,12 @@ def _value(name: str, kind: int = TensorProto.FLOAT, shape: tuple[int, ...] = (2
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def _scan(length: int, nodes: int) -> onnx.ModelProto:
+def _scan(length: int, nodes: int, *, grows: bool = True) -> onnx.ModelProto:
+    """A scan; a state that grows cannot be in one kernel."""
     names = ["s", *(f"s{number}" for number in range(nodes))]
     made = [helper.make_node("Relu", [one], [two]) for one, two in pairwise(names)]
+    if grows and nodes:
+        made[0] = helper.make_node("Concat", ["s", "s"], ["s0"], axis=0)
     body = helper.make_graph(made, "body", [_value("s"), _value("r")], [_value(names[-1]), _value("r")])
     scan = helper.make_node("Scan", ["zero", "x"], ["last", "y"], body=body, num_scan_inputs=1)
     zero = numpy_helper.from_array(np.zeros(2, np.float32), "zero")
@@ -88,7 +91,11 @@ def _scan(length: int, nodes: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@pytest.mark.parametrize(("length", "nodes"), [(20_000, 1), (300_000, 0)])
+def test_long_scans_that_fit_a_kernel_are_not_unrolled() -> None:
+    assert len(load_model(_scan(300_000, 1, grows=False)).nodes) < 10
+
+
+@pytest.mark.parametrize(("length", "nodes"), [(20_000, 1), (20_000, 2)])
 def test_long_scans_are_refused_before_they_are_unrolled(length: int, nodes: int) -> None:
     with pytest.raises(UnsupportedOperatorError, match="runs for more than 10,000 iterations"):
         load_model(_scan(length, nodes))
@@ -104,7 +111,9 @@ def test_nested_loops_whose_bodies_have_no_nodes_are_refused(monkeypatch: pytest
     counter, flag = _value("i", TensorProto.INT64, ()), _value("on", TensorProto.BOOL, ())
     inner = helper.make_graph([], "inner", [counter, flag, _value("v")], [flag, _value("v")])
     loop = helper.make_node("Loop", ["count", "on", "v"], ["w"], body=inner)
-    outer = helper.make_graph([loop], "outer", [counter, flag, _value("v")], [flag, _value("w")])
+    going = [helper.make_node("Greater", ["count", "i"], ["goes"])]
+    goes = _value("goes", TensorProto.BOOL, ())
+    outer = helper.make_graph([loop, *going], "outer", [counter, flag, _value("v")], [goes, _value("w")])
     node = helper.make_node("Loop", ["count", "yes", "x"], ["y"], body=outer)
     constants = [numpy_helper.from_array(np.array(100), "count"), numpy_helper.from_array(np.array(True), "yes")]
     graph = helper.make_graph([node], "net", [_value("x")], [_value("y")], constants)

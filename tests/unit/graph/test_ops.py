@@ -44,7 +44,19 @@ STRUCTURED: list[tuple[str, Shapes, Attributes]] = [
     ("conv2d", [(2, 9, 8, 4), (3, 2, 4)], {**CONV, "groups": 4, "layout": "NHWC"}),
     ("dense", [(2, 3), (3, 5)], {}),
     ("batch_matmul", [(4, 2, 3), (4, 3, 5)], {}),
-    ("cell", [(2, 6), (1, 3)], {"program": "0.1 sigmoid 1.0 subtract", "hidden": 3}),
+    (
+        "scan",
+        [(2, 3), (2, 4, 3)],
+        {
+            "body": '[[["add",[1,2],{}],["reduce_sum",[3],{"axes":[1],"keepdims":false}]],[3,4]]',
+            "steps": 4,
+            "states": 1,
+            "axes": (1,),
+            "reverse": (1,),
+            "shown": (0, 1),
+            "backward": (0, 1),
+        },
+    ),
     (
         "recurrent",
         [(4, 2, 1, 3), (1, 3, 3), (1, 2, 3)],

@@ -11,8 +11,8 @@ import numpy as np
 from retune.compiler.core.dtype import sum_type
 from retune.compiler.frontend.ops.contributed.fused import channels_first, channels_last, softmax_of_rows
 from retune.compiler.frontend.ops.elementwise import Converter
+from retune.compiler.frontend.ops.loops.recurrent_bytes import dynamic_quantize_lstm
 from retune.compiler.frontend.ops.quantized import Matrix
-from retune.compiler.frontend.ops.recurrent import dynamic_quantize_lstm
 from retune.compiler.frontend.ops.standard import STANDARD, Composition, Definition, compose
 
 

@@ -1,7 +1,7 @@
 """Converters of conditions, loops and scans into graphs without control flow.
 
-A loop is unrolled, so its number of iterations must be known. A known condition leaves one branch; for a computed
-condition both branches are computed, and the results are chosen element by element.
+A loop that is no `scan` (see `loop_steps`) is unrolled, so its number of iterations must be known. A known condition
+leaves one branch; for a computed condition both branches are computed, and the results are chosen element by element.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from retune.compiler.frontend.model_file import MOST_NODES
 from retune.compiler.frontend.ops.attributes import OnnxNode, ReportedError
 from retune.compiler.frontend.ops.elementwise import Converter
 from retune.compiler.frontend.ops.indexing import take
+from retune.compiler.frontend.ops.loops.loop_steps import emit_as_scan, read_scan
 from retune.compiler.frontend.types import param_of
 from retune.compiler.graph.builder import GraphBuilder
 
@@ -44,6 +45,9 @@ def _if(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    results = emit_as_scan(builder, node)
+    if results is not None:
+        return results
     iterations = None
     if node.has_input(0):
         iterations = int(node.array(builder, 0, "the number of iterations").item())
@@ -58,8 +62,8 @@ def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
             builder.constant(np.asarray(iteration, "int64"), "turn"),
             builder.constant(np.asarray(True), "on"),
         )
-        condition, *results = node.body("body", (number, always, *carried))
-        carried, rows = results[: len(carried)], results[len(carried) :]
+        condition, *made = node.body("body", (number, always, *carried))
+        carried, rows = made[: len(carried)], made[len(carried) :]
         for column, row in zip(collected, rows, strict=True):
             column.append(row)
         # Converters fold constants, so a condition that depends on the counter alone is known here.
@@ -90,40 +94,31 @@ def _stack(builder: GraphBuilder, node: OnnxNode, rows: Sequence[str], axis: int
 
 
 def _scan(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    count = node.integer("num_scan_inputs", 0)
-    if not 0 < count <= len(node.inputs):
-        raise node.unsupported(f"num_scan_inputs {count} does not fit {len(node.inputs)} operands")
-    state, sequences = list(node.inputs[:-count]), node.inputs[-count:]
-    axes = node.ints("scan_input_axes") or (0,) * count
-    backwards = node.ints("scan_input_directions") or (0,) * count
-    ranks = [len(builder.value(name).shape) for name in sequences]
-    axes = tuple(node.axis(axis, rank) for axis, rank in zip(axes, ranks, strict=True))
-    lengths = {builder.value(name).shape[axis] for name, axis in zip(sequences, axes, strict=True)}
-    if len(lengths) != 1:
-        raise node.unsupported(f"its sequences have different lengths: {sorted(lengths)}")
-    iterations = lengths.pop()
+    made = emit_as_scan(builder, node)
+    if made is not None:
+        return made
+    scan = read_scan(builder, node)
+    state, iterations = list(scan.states), scan.steps
     node.check_iterations(iterations)
     body = node.attributes.get("body")
     # Before anything is unrolled: otherwise the nodes would be counted while memory fills.
     if isinstance(body, onnx.GraphProto) and iterations * sum(1 for _ in all_nodes(body)) > MOST_NODES:
         raise node.unsupported(f"more than {MOST_NODES:,} nodes once loops are unrolled")
-    collected: list[list[str]] = [[] for _ in node.outputs[len(state) :]]
+    collected: list[list[str]] = [[] for _ in scan.result_axes]
     for iteration in range(iterations):
-        rows = [
-            _row(builder, name, axis, iterations - 1 - iteration if back else iteration)
-            for name, axis, back in zip(sequences, axes, backwards, strict=True)
+        entries = [
+            _row(builder, rows.name, rows.axis, iterations - 1 - iteration if rows.is_reversed else iteration)
+            for rows in scan.sequences
         ]
-        results = node.body("body", (*state, *rows))
-        state, made = list(results[: len(state)]), results[len(state) :]
-        for column, row in zip(collected, made, strict=True):
+        results = node.body("body", (*state, *entries))
+        state = list(results[: len(state)])
+        for column, row in zip(collected, results[len(state) :], strict=True):
             column.append(row)
-    outwards = node.ints("scan_output_axes") or (0,) * len(collected)
-    reverse = node.ints("scan_output_directions") or (0,) * len(collected)
-    results = [
-        _stack(builder, node, rows[::-1] if back else rows, axis, len(state) + index)
-        for index, (rows, axis, back) in enumerate(zip(collected, outwards, reverse, strict=True))
+    stacks = [
+        _stack(builder, node, column[::-1] if back else column, axis, len(state) + index)
+        for index, (column, axis, back) in enumerate(zip(collected, scan.result_axes, scan.backward, strict=True))
     ]
-    return [*state, *results]
+    return [*state, *stacks]
 
 
 def _row(builder: GraphBuilder, name: str, axis: int, index: int) -> str:

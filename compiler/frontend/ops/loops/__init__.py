@@ -1,0 +1,1 @@
+"""Converters of loops and conditions: ONNX control flow, and recurrent layers."""
