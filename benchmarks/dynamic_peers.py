@@ -53,7 +53,7 @@ def prepare(backend: str, model: str, folder: str, threads: int, samples: Sequen
             options.log_severity_level = 3
             onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         elif backend == OPENVINO:
-            path.write_bytes(OpenVino(model, threads).exported())
+            path.write_bytes(OpenVino(model, threads).export())
         else:
             import torch
 

@@ -147,7 +147,7 @@ def _executor(model: Any, known: Mapping[str, TaskProgram], threads: int) -> Gra
     target = Target.host()
     graph = optimize(load_model(model))
     cut = partition(graph, target, hardware_of(target, threads), winograd_for(target))
-    best = TunedPrograms(known_programs(target, known)).chosen(cut)
+    best = TunedPrograms(known_programs(target, known)).programs_for(cut)
     return GraphExecutor(compile_graph(graph, target, best, threads=threads, cut=cut), threads)
 
 

@@ -171,11 +171,11 @@ def tune(
         imported = ImportedNetwork(known.source, texts)
         imported.assign(choice.assignment if choice else Assignment())
         extracted = imported.extract(job.target, job.threads // library.instances, job.options.winograd)
-    explainer = KernelExplainer(extracted, _served(library, job.place), job.place)
+    explainer = KernelExplainer(extracted, _served_programs(library, job.place), job.place)
     return Network(library, known.signature, explainer, choice)
 
 
-def _served(library: Library, home: Place) -> dict[str, TaskProgram]:
+def _served_programs(library: Library, home: Place) -> dict[str, TaskProgram]:
     """The programs that a network was compiled from, as far as the store has their records."""
     store = ParquetRecordStore(home)
     ids = {row.task_key: row.record_id for row in library.network.coverage if row.record_id}

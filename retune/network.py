@@ -350,10 +350,10 @@ class _MachineCalls:
     def run(self, values: Sequence[object], kind: "_Kind") -> list[object]:
         machine = self._take()
         try:
-            outputs = machine.run(*(_mapped(_as_numpy, value) for value in values))
+            outputs = machine.run(*(_map(_as_numpy, value) for value in values))
             several = len(self._executable.program.outputs) != 1
             return [
-                _mapped(lambda array: kind.made_of(np.asarray(array)), value)
+                _map(lambda array: kind.made_of(np.asarray(array)), value)
                 for value in (outputs if several else [outputs])
             ]
         finally:
@@ -450,7 +450,7 @@ def _describe(spec: BufferSpec) -> str:
     return f"{spec.dtype}{list(spec.shape)}"
 
 
-def _mapped(function: Callable[[Any], object], value: object) -> object:
+def _map(function: Callable[[Any], object], value: object) -> object:
     """The value with `function` applied to its arrays: an array, a list of them, or None for an absent value."""
     if isinstance(value, list | tuple):
         return [function(array) for array in value]

@@ -293,7 +293,7 @@ class _Forward:
         weights = [arguments[index] for index in self._weights]
         try:
             if self._dynamic is None or not self._dynamic.is_current(weights):
-                fixed = self._fixed(arguments)
+                fixed = self._fixed_arguments(arguments)
                 if not self._runs_here(arguments, fixed):
                     self._is_dynamic = False
                     return None
@@ -311,7 +311,7 @@ class _Forward:
         self._has_warned = True
         _log.log(level, text, *values, extra={"fallback": fallback})
 
-    def _fixed(self, arguments: Sequence[Argument]) -> list[int]:
+    def _fixed_arguments(self, arguments: Sequence[Argument]) -> list[int]:
         return [
             *self._weights,
             *(index for index, arg in enumerate(arguments) if not isinstance(arg, torch.Tensor)),
@@ -327,7 +327,7 @@ class _Forward:
         return self._forward(*arguments)
 
     def _compile(self, arguments: Sequence[Argument]) -> Call:
-        fixed = self._fixed(arguments)
+        fixed = self._fixed_arguments(arguments)
         if not self._runs_here(arguments, fixed):
             return self._in_torch
         try:

@@ -101,6 +101,16 @@ CEILINGS = {"one": 10, "found": 20, "place": 65, PRONOUN: 320}
 product: a name says what it holds, a sentence names its subject. Lower a number as soon as the product is below it.
 """
 
+PARTICIPLE = re.compile(
+    r"_*(?:[a-z]+ed|held|kept|built|made|sent|found|known|given|drawn|written|chosen|hidden|forgotten|taken|left)"
+)
+"""A name that is one participle: a function is called by what it does (a verb) or what it gives (a noun)."""
+VERBS_AND_NOUNS = {"embed", "feed", "need", "seed", "shed", "speed"}
+ADJECTIVES = {"applied", "elapsed", "filled", "known", "prepared", "searched", "unsupported"}
+"""Names of functions that say what their result is like; `applied` and `searched` are of the public face."""
+NOT_YET = {"bounded", "covered", "described", "placed", "shared", "unrolled", "written"}
+"""Functions that wait for a verb or a noun. Take a name out as soon as no function has it."""
+
 _NAME_FIELDS: dict[type[ast.AST], str] = {
     ast.Name: "id", ast.arg: "arg", ast.keyword: "arg", ast.Attribute: "attr", ast.FunctionDef: "name",
     ast.ClassDef: "name", ast.ExceptHandler: "name", ast.MatchAs: "name", ast.alias: "asname",
@@ -196,6 +206,28 @@ def test_documents_use_the_words_of_the_field() -> None:
 def test_modules_and_tests_have_no_retired_names() -> None:
     found = [str(path.relative_to(ROOT)) for path in source_files() if wrong_name(path.stem)]
     assert not found, "\n".join(found)
+
+
+def participles(text: str) -> Iterator[str]:
+    """The functions of a Python file that are named by one participle; properties are adjectives of their object."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and PARTICIPLE.fullmatch(node.name):
+            name = node.name.strip("_")
+            if name not in VERBS_AND_NOUNS and not any("property" in ast.unparse(mark) for mark in node.decorator_list):
+                yield name
+
+
+def test_functions_are_verbs_or_nouns() -> None:
+    sources = [path for path in source_files() if path.relative_to(ROOT).parts[0] in PRODUCT]
+    found = {(name, path) for path in sources for name in participles(path.read_text(encoding="utf-8"))}
+    wrong = [f"{path.relative_to(ROOT)}: {name}" for name, path in sorted(found) if name not in ADJECTIVES | NOT_YET]
+    assert not wrong, "\n".join(wrong)
+    assert {name for name, _ in found} == ADJECTIVES | NOT_YET
+
+
+@pytest.mark.parametrize(("text", "names"), [("def _pooled(x): ...", ["pooled"]), ("def pool_planes(x): ...", [])])
+def test_participles_are_found(text: str, names: list[str]) -> None:
+    assert [*participles(text)] == names
 
 
 def is_prose(token: tokenize.TokenInfo) -> bool:

@@ -107,7 +107,7 @@ class CpuBackend:
         # An unknown CPU is a TargetError at once, before any lowering.
         describe(task.target)
         with refuse_depth(name, LoweringError):
-            return self._compiled(task, self.lower(task, steps, name))
+            return self._compile(task, self.lower(task, steps, name))
 
     def build_symbolic(self, task: SearchTask, name: str) -> KernelArtifact | Unsupported:
         """Compile a computation with symbolic extents for all values of its symbols. Raises: as `build`."""
@@ -115,9 +115,9 @@ class CpuBackend:
         with refuse_depth(name, LoweringError):
             tensors = (*task.dag.inputs, *task.dag.outputs)
             function = lower_symbolic(tensors, name, task.hardware, task.layout, dots=dots_of(task))
-            return function if isinstance(function, Unsupported) else self._compiled(task, function)
+            return function if isinstance(function, Unsupported) else self._compile(task, function)
 
-    def _compiled(self, task: SearchTask, function: LoopFunction) -> KernelArtifact:
+    def _compile(self, task: SearchTask, function: LoopFunction) -> KernelArtifact:
         name, text = function.name, self._write(task, function)
         trace.show(trace.CODE, name, "LLVM IR", lambda: text.llvm)
         trace.show(trace.CODE, name, "assembly", lambda: assembly(text.llvm, task.target))

@@ -39,7 +39,7 @@ def holds(emitter: MemoryEmitter, condition: Expr) -> bool | Value:
         return True
     result = vectors[0]
     for value in vectors[1:]:
-        lhs, rhs = emitter.aligned([result, value])
+        lhs, rhs = emitter.align([result, value])
         result = emitter.result(f"and {lhs.typed}, {rhs.text}", lhs.lanes, BOOL)
     return result
 

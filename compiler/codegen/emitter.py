@@ -128,7 +128,7 @@ class Emitter(ABC):
             self.writer.in_block[key] = self.writer.value(f"shufflevector {kind} {first}, {kind} poison, {zeros}")
         return Value(self.writer.in_block[key], lanes, value.dtype)
 
-    def aligned(self, values: Sequence[Value]) -> list[Value]:
+    def align(self, values: Sequence[Value]) -> list[Value]:
         lanes = max(value.lanes for value in values)
         return [self.splat(value, lanes) for value in values]
 

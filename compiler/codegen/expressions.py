@@ -43,7 +43,7 @@ class ExpressionEmitter(MemoryEmitter):
             case Dot():
                 return dot(self, expr, Value(literal(0, expr.dtype), 1, expr.dtype))
             case Call():
-                values = self.aligned([self.evaluate(arg) for arg in expr.args])
+                values = self.align([self.evaluate(arg) for arg in expr.args])
                 permutes_tables, library = self.subtarget.permutes_tables, self.subtarget.has_library
                 return call_instruction(self.result, expr.name, values, expr.dtype, permutes_tables, library)
         raise LoweringError(f"no code for the expression {expr}")
@@ -120,10 +120,10 @@ class ExpressionEmitter(MemoryEmitter):
             for product, addend in ((expr.rhs, expr.lhs), (expr.lhs, expr.rhs)):
                 if isinstance(product, Binary) and product.op is BinaryOp.MUL:
                     parts = (product.lhs, product.rhs, addend)
-                    a, b, c = self.aligned([self.evaluate(part) for part in parts])
+                    a, b, c = self.align([self.evaluate(part) for part in parts])
                     # One instruction where the target has it, else two; never a call.
                     return VectorBuilder(self.result, a.lanes, expr.dtype).call("fmuladd", a, b, c)
-        lhs, rhs = self.aligned([self.evaluate(expr.lhs), self.evaluate(expr.rhs)])
+        lhs, rhs = self.align([self.evaluate(expr.lhs), self.evaluate(expr.rhs)])
         return arithmetic(self.result, expr.op, lhs, rhs, self.subtarget.has_library)
 
     def select(self, expr: Select) -> Value:
@@ -134,7 +134,7 @@ class ExpressionEmitter(MemoryEmitter):
         if isinstance(condition, bool):
             return self.evaluate(expr.then if condition else expr.otherwise)
         if self.memo(_is_eager, expr):
-            then, otherwise = self.aligned([self.evaluate(expr.then), self.evaluate(expr.otherwise)])
+            then, otherwise = self.align([self.evaluate(expr.then), self.evaluate(expr.otherwise)])
             lanes = max(condition.lanes, then.lanes)
             then, otherwise = self.splat(then, lanes), self.splat(otherwise, lanes)
             return self.result(f"select {condition.typed}, {then.typed}, {otherwise.typed}", lanes, expr.dtype)

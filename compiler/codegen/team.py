@@ -41,7 +41,7 @@ def team_function(name: str, index: int, count: int, share: Sequence[str], call:
         loads.append(f"  %p{number} = getelementptr ptr, ptr %context, i64 {number}")
         loads.append(f"  %b{number} = load ptr, ptr %p{number}, align 8")
     names = [part.split()[-1] for part in sizes.split(",") if part]
-    loads += [line for number, size in enumerate(names, count) for line in _loaded(size, number)]
+    loads += [line for number, size in enumerate(names, count) for line in _load(size, number)]
     return "\n".join(
         (
             f"define internal void @{name}.team{index}(ptr %context) #0 {{",
@@ -76,7 +76,7 @@ def share_of(extent: str) -> tuple[str, ...]:
     )
 
 
-def _loaded(value: str, slot: int) -> tuple[str, str]:
+def _load(value: str, slot: int) -> tuple[str, str]:
     """The lines that load a number from the context."""
     pointer = f"%slot.{value[1:]}"
     return (
@@ -113,7 +113,7 @@ def symbolic_part(name: str, index: int, loop: For, arguments: str, emitter: Bod
         )
     )
     part = f"@{name}.body{index}({arguments}, i64 %low, i64 %high{sizes})"
-    team = team_function(name, index, count, (*_loaded("%extent", slot), *share_of("%extent")), part, sizes)
+    team = team_function(name, index, count, (*_load("%extent", slot), *share_of("%extent")), part, sizes)
     return f"{_extent_function(name, index, loop, emitter)}\n\n{team}", call
 
 

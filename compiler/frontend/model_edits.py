@@ -235,14 +235,14 @@ def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.Mode
 def _check_functions(model: onnx.ModelProto) -> None:
     """Reject recursive functions, deeply nested ones, and those that are huge once inlined."""
 
-    def named(domain: str, name: str, overload: str) -> tuple[str, str, str]:
+    def full_name(domain: str, name: str, overload: str) -> tuple[str, str, str]:
         return "" if is_standard(domain) else domain, name, overload  # one domain has two names
 
     def key(node: onnx.NodeProto) -> tuple[str, str, str]:
-        return named(node.domain, node.op_type, node.overload)
+        return full_name(node.domain, node.op_type, node.overload)
 
     bodies = {
-        named(function.domain, function.name, function.overload): list(all_nodes(function))
+        full_name(function.domain, function.name, function.overload): list(all_nodes(function))
         for function in model.functions
     }
 

@@ -63,7 +63,7 @@ def load_program(
     context = BuilderContext(opened.opset, tidy.constants, tidy.constant, tidy.fresh)
     context.define(MAIN, graph, params)
     outputs = tuple(entry.name for entry in model.graph.output)
-    program = Program(opened.name, context.functions, _used(context.functions, tidy.constants), outputs)
+    program = Program(opened.name, context.functions, _used_constants(context.functions, tidy.constants), outputs)
     try:
         program.verify()
     except DefinitionError as error:
@@ -171,6 +171,6 @@ def _forget_extents(entries: Iterable[onnx.ValueInfoProto]) -> None:
             dimension.Clear()
 
 
-def _used(functions: Mapping[str, Function], constants: Mapping[str, Array]) -> dict[str, Array]:
+def _used_constants(functions: Mapping[str, Function], constants: Mapping[str, Array]) -> dict[str, Array]:
     used = {name for function in functions.values() for name in function.constants()}
     return {name: array for name, array in constants.items() if name in used}

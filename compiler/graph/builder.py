@@ -209,12 +209,12 @@ class GraphBuilder:
         counts: dict[str, int] = {}
         for name, wish in self._wishes.items():
             if name in alive and name not in final:
-                final[name] = _unused(wish, taken, counts)
+                final[name] = _unused_name(wish, taken, counts)
                 taken.add(final[name])
         return final, copies
 
     def _fresh(self, wish: str) -> str:
-        name = _unused(wish, self._values, self._counts)
+        name = _unused_name(wish, self._values, self._counts)
         self._wishes[name] = wish
         return name
 
@@ -224,7 +224,7 @@ _MANY = 100
 """Values of one name from which on `_unused` counts."""
 
 
-def _unused(wish: str, taken: Container[str], counts: dict[str, int]) -> str:
+def _unused_name(wish: str, taken: Container[str], counts: dict[str, int]) -> str:
     """`wish`, or `wish` with the first free number. An unrolled loop asks for the same names again and again: `counts`
     then keeps the next number.
     """

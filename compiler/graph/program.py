@@ -239,17 +239,17 @@ class Program:
                 yield f"the constants of {region.name}", len(region.constants), len(region.constants) - len(missing)
             case Branch():
                 for arm in (statement.then, statement.otherwise):
-                    function = self._called(arm.function)
+                    function = self._callee(arm.function)
                     yield f"the parameters of {arm.function}", len(function.params), len(arm.inputs)
                     yield f"the results of {arm.function}", len(function.results), len(statement.outputs)
             case Loop():
-                function = self._called(statement.body)
+                function = self._callee(statement.body)
                 passed = 2 + len(statement.carried) + len(statement.captured)
                 yield f"the parameters of {statement.body}", len(function.params), passed
                 yield f"the results of {statement.body}", len(function.results), 1 + len(defines(statement))
                 yield "what is carried", len(statement.carried), len(statement.outputs)
 
-    def _called(self, name: str) -> Function:
+    def _callee(self, name: str) -> Function:
         if name not in self.functions:
             raise DefinitionError(f"program {self.name} has no function {name}")
         return self.functions[name]

@@ -35,9 +35,9 @@ class Affine(Generic[Atom, N]):
 
     def plus(self, other: "Affine[Atom, N]", factor: int = 1) -> "Affine[Atom, N]":
         """`self + factor × other`."""
-        return (self + (other if factor == 1 else other * factor)).reduced()
+        return (self + (other if factor == 1 else other * factor)).without_zeros()
 
-    def reduced(self) -> "Affine[Atom, N]":
+    def without_zeros(self) -> "Affine[Atom, N]":
         """The form without terms whose coefficient is the int 0. Schedules keep terms whose coefficient is an array:
         whether a term of one program exists must not depend on the other programs of its family.
         """
@@ -64,7 +64,7 @@ class Affine(Generic[Atom, N]):
         reach = self.spread * factor
         return Affine(self.const * factor + lesser(reach, 0), terms, greater(reach, -reach), self.exact)
 
-    def combined(self, op: BinaryOp, other: "Affine[Atom, N]") -> "Affine[Atom, N] | None":
+    def combine(self, op: BinaryOp, other: "Affine[Atom, N]") -> "Affine[Atom, N] | None":
         """The sum, the difference, or the product with a constant; None where the result is not affine."""
         match op:
             case BinaryOp.ADD:
@@ -78,7 +78,7 @@ class Affine(Generic[Atom, N]):
                 return other * self.const
         return None
 
-    def divided(self, divisor: int) -> "tuple[Affine[Atom, N], Affine[Atom, N]]":
+    def divide(self, divisor: int) -> "tuple[Affine[Atom, N], Affine[Atom, N]]":
         """`(multiple, rest)` of `divisor × multiple + rest`, for the quotients and remainders of simplification."""
         multiple: dict[Atom, N] = {}
         rest: dict[Atom, N] = {}
@@ -144,9 +144,9 @@ def affine(expr: Expr) -> IndexForm:
         case Const():
             return Affine(int(expr.value))
         case Binary(op=op, dtype=dtype) if op in _SUMS and dtype == INDEX:
-            form = affine(expr.lhs).combined(op, affine(expr.rhs))
+            form = affine(expr.lhs).combine(op, affine(expr.rhs))
             if form is not None:
-                return form.reduced()
+                return form.without_zeros()
     return Affine(0, {expr: 1})
 
 
@@ -156,12 +156,12 @@ def flat_index(shape: Sequence[int], indices: Sequence[Expr]) -> IndexForm:
     stride = 1
     for extent, index in zip(reversed(shape), reversed(indices), strict=True):
         form = affine(index)
-        total = total.plus(_strided(form, stride)) if isinstance(stride, Dim) else total.plus(form, stride)
+        total = total.plus(_with_stride(form, stride)) if isinstance(stride, Dim) else total.plus(form, stride)
         stride *= extent
     return total
 
 
-def _strided(form: IndexForm, stride: Dim) -> IndexForm:
+def _with_stride(form: IndexForm, stride: Dim) -> IndexForm:
     size = dim_expr(stride)
     terms: dict[Expr, int] = {atom * size: coefficient for atom, coefficient in form.terms.items()}
     return Affine(0, terms | ({size: form.const} if form.const else {}))

@@ -229,7 +229,7 @@ def _terms(value: int) -> Mapping[Monomial, int]:
     return value.terms if isinstance(value, Dim) else {(): int(value)} if value else {}
 
 
-def _made(terms: Mapping[Monomial, int]) -> int:
+def _extent(terms: Mapping[Monomial, int]) -> int:
     """The extent of products and their factors: an int where no symbol is left."""
     kept = {monomial: factor for monomial, factor in terms.items() if factor}
     if not kept or list(kept) == [()]:
@@ -243,7 +243,7 @@ def _sum(lhs: int, rhs: int, sign: int) -> int:
     terms = dict(_terms(lhs))
     for monomial, factor in _terms(rhs).items():
         terms[monomial] = terms.get(monomial, 0) + sign * factor
-    return _made(terms)
+    return _extent(terms)
 
 
 def _product(lhs: int, rhs: int) -> int:
@@ -253,7 +253,7 @@ def _product(lhs: int, rhs: int) -> int:
             # Products commute: sorted factors give equal products one key.
             monomial = tuple(sorted((*left, *right), key=str))
             terms[monomial] = terms.get(monomial, 0) + factor * weight
-    return _made(terms)
+    return _extent(terms)
 
 
 def _divide(value: int, by: int) -> tuple[int, int]:
@@ -272,14 +272,14 @@ def _divide(value: int, by: int) -> tuple[int, int]:
                 exact[left] = rest.pop(monomial) // number
     elif rest == dict(divisor):
         return 1, 0
-    remainder = _made(rest)
+    remainder = _extent(rest)
     if not isinstance(remainder, Dim) and not isinstance(by, Dim):
         quotient, remainder = divmod(remainder, int(by))
-        return _sum(_made(exact), quotient, 1), remainder
+        return _sum(_extent(exact), quotient, 1), remainder
     if not isinstance(remainder, Dim) and not remainder:
-        return _made(exact), 0
+        return _extent(exact), 0
     quotient = Dim({(Quotient("//", remainder, by),): 1})
-    return _sum(_made(exact), quotient, 1), Dim({(Quotient("%", remainder, by),): 1})
+    return _sum(_extent(exact), quotient, 1), Dim({(Quotient("%", remainder, by),): 1})
 
 
 def _without(monomial: Monomial, atoms: Monomial) -> Monomial | None:

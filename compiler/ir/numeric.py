@@ -48,13 +48,13 @@ BINARY: dict[BinaryOp, Callable[[Array, Array], Array]] = {
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
-def _unsigned(value: Array) -> Array:
+def _unsigned_bits(value: Array) -> Array:
     """The bits of integers as unsigned numbers."""
     return value.view(f"uint{8 * value.dtype.itemsize}")
 
 
 def _leading_zeros(value: Array) -> Array:
-    width, filled = 8 * value.dtype.itemsize, _unsigned(value)
+    width, filled = 8 * value.dtype.itemsize, _unsigned_bits(value)
     # Smearing of the highest bit (Hacker's Delight): the set bits are then counted in one step.
     for shift in (1, 2, 4, 8, 16, 32):  # every bit below the highest set bit is set
         if shift < width:
@@ -99,7 +99,7 @@ _CALLS: dict[str, Callable[..., Array]] = {
     "copysign": np.copysign,
     "fmod": np.fmod,
     "hypot": np.hypot,
-    "popcount": lambda x: np.bitwise_count(_unsigned(x)),  # NumPy's counts the bits of the absolute value
+    "popcount": lambda x: np.bitwise_count(_unsigned_bits(x)),  # NumPy's counts the bits of the absolute value
     "clz": _leading_zeros,
 }
 

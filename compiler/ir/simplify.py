@@ -77,7 +77,7 @@ def _first_match(op: BinaryOp, form: IndexForm, by: int, ranges: Ranges) -> Expr
     return next((result for result in results if result is not None), None)
 
 
-def _divided(op: BinaryOp, form: IndexForm, by: int, ranges: Ranges) -> Expr:
+def _div_mod(op: BinaryOp, form: IndexForm, by: int, ranges: Ranges) -> Expr:
     """A simplified quotient or remainder of a form that a rule has made."""
     simpler = _first_match(op, form, by, ranges)
     if simpler is not None:
@@ -86,8 +86,8 @@ def _divided(op: BinaryOp, form: IndexForm, by: int, ranges: Ranges) -> Expr:
 
 
 def _divide(form: IndexForm, by: int) -> tuple[IndexForm, IndexForm]:
-    multiple, rest = form.divided(by)
-    return multiple.reduced(), rest.reduced()
+    multiple, rest = form.divide(by)
+    return multiple.without_zeros(), rest.without_zeros()
 
 
 def _is_below(form: IndexForm, bound: int, ranges: Ranges) -> bool:
@@ -102,7 +102,7 @@ def _split_quotient(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
         return as_index(multiple)
     if not multiple.terms and not multiple.const:
         return None
-    return as_index(multiple) + _divided(BinaryOp.FLOORDIV, rest, by, ranges)
+    return as_index(multiple) + _div_mod(BinaryOp.FLOORDIV, rest, by, ranges)
 
 
 def _drop_multiples(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
@@ -111,7 +111,7 @@ def _drop_multiples(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
         return as_index(rest)
     if not multiple.terms and not multiple.const:
         return None
-    return _divided(BinaryOp.FLOORMOD, rest, by, ranges)
+    return _div_mod(BinaryOp.FLOORMOD, rest, by, ranges)
 
 
 def _quotient_of_units(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
@@ -119,7 +119,7 @@ def _quotient_of_units(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
     if parts is None:
         return None
     unit, units, _ = parts
-    return _divided(BinaryOp.FLOORDIV, units, by // unit, ranges)
+    return _div_mod(BinaryOp.FLOORDIV, units, by // unit, ranges)
 
 
 def _remainder_of_units(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
@@ -127,7 +127,7 @@ def _remainder_of_units(form: IndexForm, by: int, ranges: Ranges) -> Expr | None
     if parts is None:
         return None
     unit, units, rest = parts
-    return _divided(BinaryOp.FLOORMOD, units, by // unit, ranges) * unit + as_index(rest)
+    return _div_mod(BinaryOp.FLOORMOD, units, by // unit, ranges) * unit + as_index(rest)
 
 
 def _units(form: IndexForm, by: int, ranges: Ranges) -> tuple[int, IndexForm, IndexForm] | None:

@@ -161,7 +161,7 @@ def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
     return visit(expr)
 
 
-def widened(expr: Expr) -> Expr:
+def promote(expr: Expr) -> Expr:
     """`expr` in float32 where some operands have become float32: no part of it stays in 16-bit floats."""
 
     def rule(node: Expr) -> Expr | None:

@@ -32,10 +32,10 @@ from retune.compiler.lower.nests import (
 )
 from retune.compiler.lower.rank import order_shape, rank
 from retune.compiler.lower.scatter import scatter
-from retune.compiler.schedule.access import held_types, stored_types
 from retune.compiler.schedule.bounds import fused_parts_of, infer_stage_bounds
 from retune.compiler.schedule.inlining import inline_body
 from retune.compiler.schedule.linear import Linear, LoopKey
+from retune.compiler.schedule.reads import held_types, stored_types
 from retune.compiler.schedule.relations import axis_exprs, buffer_strides, overrunning, rejoin_factors
 from retune.compiler.schedule.state import (
     ANNOTATION_TEXT,
@@ -174,7 +174,7 @@ class LoopBuilder:
         return (position,)
 
     def function(self, name: str) -> LoopFunction:
-        return self.described(name, block(*(stmt for _, stmt in self.statements())))
+        return self.describe(name, block(*(stmt for _, stmt in self.statements())))
 
     def statements(self) -> list[tuple[int, Stmt]]:
         """The calls of functions and the loop nests, with their stages, in the order in which they run."""
@@ -192,7 +192,7 @@ class LoopBuilder:
         body = map_exprs(body, lambda expr: substitute(expr, {op.step: op.step + op.first}))
         return For(op.step, op.steps, LoopKind.STEPS, body)
 
-    def described(self, name: str, body: Stmt) -> LoopFunction:
+    def describe(self, name: str, body: Stmt) -> LoopFunction:
         dag = self.state.dag
         params = tuple(map(self._buffer, (*dag.inputs, *dag.outputs)))
         # A state's buffer is that of several stages.
@@ -234,7 +234,7 @@ class LoopBuilder:
         op = self.state.stages[stage_id].op
         if not isinstance(op, ComputeOp):
             raise LoweringError(f"{op.name} is an input and has no loops")
-        if (scattered := self.scattered(stage_id, op)) is not None:
+        if (scattered := self.scatter(stage_id, op)) is not None:
             return scattered
         loops = self.loops_of(stage_id)
         values, local, absolute = self.points(stage_id, op)
@@ -249,7 +249,7 @@ class LoopBuilder:
             return self.wrap(stage_id, loops, stores(buffers, target, values_of(source)), guards, None)
         return self.reduction(stage_id, loops, body, target, guards)
 
-    def scattered(self, stage_id: int, op: ComputeOp) -> Stmt | None:
+    def scatter(self, stage_id: int, op: ComputeOp) -> Stmt | None:
         """The loops of a reduction that scatters or ranks, whatever its schedule; None for other stages."""
         stage = self.state.stages[stage_id]
         inside = any(self.state.attached_at(stage_id, loop) for loop in range(len(stage.iters)))

@@ -183,16 +183,16 @@ def _with_transform(dag: ComputeDAG, steps: Sequence[Step], change: Relayout) ->
 def _renumber(steps: Sequence[Step], stage: int) -> tuple[tuple[Step, ...], int]:
     """The steps for a program with one more stage at number `stage`, and its final number."""
 
-    def moved(number: int) -> int:
+    def renumber(number: int) -> int:
         return number + (number >= stage)
 
     renumbered: list[Step] = []
     for step in steps:
-        changes: dict[str, Any] = {"stage": moved(step.stage)}
+        changes: dict[str, Any] = {"stage": renumber(step.stage)}
         if isinstance(step, ComputeAt):
-            changes["target_stage"] = moved(step.target_stage)
+            changes["target_stage"] = renumber(step.target_stage)
         if isinstance(step, CacheRead):
-            changes["readers"] = tuple(map(moved, step.readers))
+            changes["readers"] = tuple(map(renumber, step.readers))
         renumbered.append(replace(step, **changes))
         # These steps add a stage before the new stage.
         if isinstance(step, CacheRead | CacheWrite | Rfactor) and step.stage < stage:
@@ -234,14 +234,14 @@ def _relink(
         return op
     source = dag.nodes[change.source].tensor
 
-    def redirected(node: Expr) -> Expr | None:
+    def redirect_read(node: Expr) -> Expr | None:
         if not isinstance(node, TensorRead):
             return None
         if is_reader and node.tensor == source:
             return rewritten[digit_values(change.digits, dict(zip(change.axes, node.indices, strict=True)))]
         return replaced[node.tensor][node.indices] if node.tensor in replaced else None
 
-    body = transform(op.body, redirected)
+    body = transform(op.body, redirect_read)
     if body is op.body:
         return op
     attrs = dict(op.attrs)

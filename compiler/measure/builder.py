@@ -112,10 +112,10 @@ class LocalBuilder(Closing):
             )
 
         # One candidate a stream, so that the pool hands the next candidate to any free process.
-        (result,) = collect(1, stream_from, self._failed)
+        (result,) = collect(1, stream_from, self._failure)
         return result
 
-    def _failed(self, error: WorkerFailedError, seconds: float) -> Measurement:
+    def _failure(self, error: WorkerFailedError, seconds: float) -> Measurement:
         if isinstance(error, WorkerTimeoutError):
             text = f"the build took more than {self.timeout_s:g} s"
             return Measurement((), MeasureStatus.BUILD_TIMEOUT, text, seconds)

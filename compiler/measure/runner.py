@@ -167,7 +167,7 @@ class LocalRunner(Closing):
                     done.extend(item.costs)
                 yield item
 
-        return collect(len(artifacts), stream_from, self._failed)
+        return collect(len(artifacts), stream_from, self._failure)
 
     def _prepare(self, task: SearchTask, pattern: KernelArtifact) -> None:
         """Ensure that a worker that is not worn out has the task's buffers and right answers."""
@@ -195,7 +195,7 @@ class LocalRunner(Closing):
         error = f"{task.name}: its default kernel, the reference, fails: {text}"
         return Measurement((), MeasureStatus.RUNTIME_DEVICE, error)
 
-    def _failed(self, error: WorkerFailedError, seconds: float) -> Measurement:
+    def _failure(self, error: WorkerFailedError, seconds: float) -> Measurement:
         if isinstance(error, WorkerTimeoutError):
             text = f"the kernel took more than {self.options.run_timeout_s:g} s"
             return Measurement((), MeasureStatus.RUN_TIMEOUT, text, run_seconds=seconds)

@@ -18,7 +18,7 @@ from retune.compiler.core.dtype import BFLOAT16
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.visit import substitute
 from retune.compiler.ops.matmul import require_bytes
-from retune.compiler.ops.op import Array, Attributed, FusionKind, Lowered, Op, OpCall, Shape, summed_product, widened
+from retune.compiler.ops.op import Array, Attributed, FusionKind, Lowered, Op, OpCall, Shape, summed_product, widen
 from retune.compiler.te.reduction import Axis
 from retune.compiler.te.tensor import CONCATENATED, ComputeOp, Tensor
 
@@ -81,7 +81,7 @@ class _Geometry:
         """The result's shape after the batch."""
         return (*self.output, self.outputs) if self.channels_last else (self.outputs, *self.output)
 
-    def needed(self, dim: int) -> int:
+    def extent_needed(self, dim: int) -> int:
         """How many elements of the padded input the windows cover."""
         return (self.output[dim] - 1) * self.strides[dim] + (self.kernel[dim] - 1) * self.dilations[dim] + 1
 
@@ -160,7 +160,7 @@ def _lower(call: OpCall, geometry: _Geometry, dtype: str) -> Lowered:
 
 
 def _compute(call: OpCall, geometry: _Geometry, shape: Shape, dtype: str, data: Tensor, weight: Tensor) -> Tensor:
-    data = _padded(call, data, geometry)
+    data = _pad(call, data, geometry)
     window = [
         # A loop of one iteration would hide that a 1x1 convolution is a matmul.
         te.reduce_axis(extent, name) if extent > 1 else None
@@ -205,7 +205,7 @@ def _weight_at(weight: Tensor, geometry: _Geometry, offsets: tuple[Expr, ...], c
     return weight[(*offsets, c)] if depthwise else weight[(*offsets, channel, c)]
 
 
-def _padded(call: OpCall, data: Tensor, geometry: _Geometry) -> Tensor:
+def _pad(call: OpCall, data: Tensor, geometry: _Geometry) -> Tensor:
     """The input with zeros around it, also in channels that only the weight has, cut to what windows cover; the input
     itself when no window leaves it.
     """
@@ -213,7 +213,7 @@ def _padded(call: OpCall, data: Tensor, geometry: _Geometry) -> Tensor:
     before = call.ints("pads")[:rank]
     first = 1 if geometry.channels_last else 2
     # What lies beyond the last window is not copied.
-    needed = tuple(geometry.needed(dim) for dim in range(rank))
+    needed = tuple(geometry.extent_needed(dim) for dim in range(rank))
     if geometry.groups == 1 and data.shape[-1 if geometry.channels_last else 1] < geometry.inputs_per_group:
         filled = geometry.inputs_per_group
         first = 1
@@ -288,7 +288,7 @@ def window_view(call: OpCall, x: Array, kernel: Shape, dilations: Shape, fill: f
 
 
 def _convolution_array(call: OpCall, arrays: Sequence[Array]) -> Array:
-    x, weight = map(widened, arrays)
+    x, weight = map(widen, arrays)
     groups = call.integer("groups")
     rank = x.ndim - 2
     fill = call.integer("pad_value") if "pad_value" in call.attrs else 0

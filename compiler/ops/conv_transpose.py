@@ -21,7 +21,7 @@ from retune.compiler.ops.conv import (
     zero_padded,
 )
 from retune.compiler.ops.matmul import require_bytes
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, TensorType, summed_product, widened
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, TensorType, summed_product, widen
 from retune.compiler.te.tensor import Tensor
 
 
@@ -89,15 +89,15 @@ def _interleave(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Ten
         (shape[0], *strides, *windows, shape[3]), phase, name=f"{call.name}_phases", attrs=call.layout_free(weight)
     )
 
-    def interleaved(n: Expr, y: Expr, x: Expr, c: Expr) -> Expr:
+    def interleave(n: Expr, y: Expr, x: Expr, c: Expr) -> Expr:
         row, column = (y + before[0]) % strides[0], (x + before[1]) % strides[1]
         return phases[n, row, column, y // strides[0], x // strides[1], c]
 
-    return te.compute(shape, interleaved, name=call.name)
+    return te.compute(shape, interleave, name=call.name)
 
 
 def _conv_transpose2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
-    x, weight = map(widened, arrays)
+    x, weight = map(widen, arrays)
     if not is_channels_last(call):
         weight = weight.transpose(2, 3, 0, 1)
     x = channels_last(call, x)
@@ -178,7 +178,7 @@ def _phases(call: OpCall, shape: Shape, dtype: str, data: Tensor, weight: Tensor
 
 
 def _conv_phases2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
-    x, weight = map(widened, arrays)
+    x, weight = map(widen, arrays)
     strides, pads, size = call.ints("strides"), call.ints("pads"), call.ints("size")
     fill = call.integer("pad_value") if "pad_value" in call.attrs else 0
     result = np.zeros((x.shape[0], size[0], strides[0], size[1], strides[1], weight.shape[3]), x.dtype)

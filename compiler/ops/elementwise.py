@@ -20,7 +20,7 @@ from retune.compiler.ops.op import (
     Shape,
     broadcast_shapes,
     element,
-    widened,
+    widen,
 )
 from retune.compiler.te.tensor import Tensor
 
@@ -61,7 +61,7 @@ def _activation(name: str, scalar: Callable[[Expr], Expr], numpy: Callable[[Arra
     def rounded_once(x: Expr) -> Expr:
         return te.cast(x.dtype, scalar(te.cast("float32", x))) if x.dtype in HALVES else scalar(x)
 
-    return _unary(name, rounded_once, lambda x: numpy(widened(x)), reads=reads)
+    return _unary(name, rounded_once, lambda x: numpy(widen(x)), reads=reads)
 
 
 def _binary(
@@ -174,14 +174,14 @@ def _clip(call: OpCall) -> Lowered:
     low, high = call.number("low"), call.number("high")
     number = float if is_float(x.dtype) else int
 
-    def clipped(e: Expr) -> Expr:
+    def clip(e: Expr) -> Expr:
         if low > float("-inf"):
             e = te.maximum(e, as_type(float, number(low)))
         if high < float("inf"):
             e = te.minimum(e, as_type(float, number(high)))
         return e
 
-    return _pointwise(call, x.shape, x.dtype, clipped)
+    return _pointwise(call, x.shape, x.dtype, clip)
 
 
 def _clip_array(call: OpCall, arrays: Sequence[Array]) -> Array:

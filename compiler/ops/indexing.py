@@ -155,11 +155,11 @@ def _best_of_blocks(left: _Candidates, block: int, k: int, largest: bool, name: 
     shape = (*first, blocks, block, *last)
     other, ranked = te.reduce_axis(block, "r"), te.reduce_axis(block, "q")
 
-    def moved(point: Sequence[Expr], number: Expr) -> tuple[Expr, ...]:
+    def at_number(point: Sequence[Expr], number: Expr) -> tuple[Expr, ...]:
         return (*point[: axis + 1], number, *point[axis + 2 :])
 
     def rank(*i: Expr) -> Expr:
-        low, high = values[i], values[moved(i, other)]
+        low, high = values[i], values[at_number(i, other)]
         low, high = (low, high) if largest else (high, low)
         # The earlier of equal elements comes first, so all ranks differ.
         is_earlier = te.logical_and(other < i[axis + 1], te.logical_not(_exceeds(low, high)))
@@ -168,7 +168,7 @@ def _best_of_blocks(left: _Candidates, block: int, k: int, largest: bool, name: 
     ranks = te.compute(shape, rank, f"{name}_rank", {RANKS: axis + 1})
 
     def index(*i: Expr) -> Expr:
-        point = moved(i, ranked)
+        point = at_number(i, ranked)
         # Exactly one element has the rank.
         return te.max(te.select(te.equal(ranks[point], i[axis + 1]), indices[point], nothing), ranked)
 

@@ -8,7 +8,7 @@ import numpy as np
 from retune.compiler import te
 from retune.compiler.ir.dot import BYTES
 from retune.compiler.ir.expr import Expr
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, summed_product, widened
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, summed_product, widen
 from retune.compiler.te.tensor import Tensor
 
 """The dtypes of operands whose products are summed in int32."""
@@ -69,7 +69,7 @@ def _batch_matmul(call: OpCall) -> Lowered:
 
 def _matmul_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     # Widened first: products and sums of bytes would wrap around.
-    a, b = (array.astype(np.int32) if call.op.startswith("q") else widened(array) for array in arrays)
+    a, b = (array.astype(np.int32) if call.op.startswith("q") else widen(array) for array in arrays)
     return np.asarray(np.matmul(a, b))
 
 
@@ -117,7 +117,7 @@ def _contract_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     shared = [letter for letter in left if letter in right and letter in result]
     rows = [letter for letter in left if letter not in right]
     columns = [letter for letter in right if letter not in left]
-    a, b = map(widened, arrays)
+    a, b = map(widen, arrays)
     extents = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
 
     def extent(letters: Sequence[str]) -> int:

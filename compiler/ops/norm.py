@@ -11,7 +11,7 @@ import numpy as np
 from retune.compiler import te
 from retune.compiler.core.dtype import sum_type
 from retune.compiler.ir.expr import Expr
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, widened
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, widen
 from retune.compiler.te.reduction import Axis
 from retune.compiler.te.tensor import Tensor
 
@@ -22,7 +22,7 @@ def _normalize(call: OpCall) -> Lowered:
     axes = call.require_axes()
 
     def build(source: Tensor) -> Tensor:
-        return _normalized(source, axes, call.number("epsilon"), centred=call.flag("centred"), name=call.name)
+        return _normal_values(source, axes, call.number("epsilon"), centred=call.flag("centred"), name=call.name)
 
     return Lowered(x.shape, x.dtype, build)
 
@@ -31,11 +31,11 @@ def layer_norm(source: Tensor, scale: Tensor, bias: Tensor, axis: int, epsilon: 
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the dimensions from `axis` on."""
     first = axis % len(source.shape)
     axes = tuple(range(first, len(source.shape)))
-    normal = _normalized(source, axes, epsilon, centred=True, name=f"{name}_normal")
+    normal = _normal_values(source, axes, epsilon, centred=True, name=f"{name}_normal")
     return te.compute(source.shape, lambda *i: normal[i] * scale[i[first:]] + bias[i[first:]], name=name)
 
 
-def _normalized(
+def _normal_values(
     source: Tensor, axes: tuple[int, ...], epsilon: float, *, centred: bool, name: str, axis: int = -1, groups: int = 0
 ) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon), or x / sqrt(mean(x * x) + epsilon) if not `centred`.
@@ -104,7 +104,7 @@ def _group_normalize(call: OpCall) -> Lowered:
 
     def build(source: Tensor) -> Tensor:
         epsilon = call.number("epsilon")
-        return _normalized(source, axes, epsilon, centred=True, name=call.name, axis=axis, groups=groups)
+        return _normal_values(source, axes, epsilon, centred=True, name=call.name, axis=axis, groups=groups)
 
     return Lowered(x.shape, x.dtype, build)
 
@@ -122,7 +122,7 @@ def _group_normalize_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _normalized_array(x: Array, axes: tuple[int, ...], epsilon: float, *, centred: bool) -> Array:
-    wide = widened(x)
+    wide = widen(x)
     if centred:
         wide = wide - wide.mean(axis=axes, keepdims=True)
     return np.asarray(wide / np.sqrt((wide * wide).mean(axis=axes, keepdims=True) + wide.dtype.type(epsilon)))
@@ -148,7 +148,7 @@ def _batch_norm(call: OpCall) -> Lowered:
 
 
 def _batch_norm_array(call: OpCall, arrays: Sequence[Array]) -> Array:
-    x, *statistics = map(widened, arrays)
+    x, *statistics = map(widen, arrays)
     column = [1] * x.ndim
     column[call.integer("axis")] = -1
     scale, bias, mean, variance = (s.reshape(column) for s in statistics)

@@ -272,6 +272,6 @@ def summed_product(dtype: str, lhs: Expr, rhs: Expr, axes: Sequence[Axis]) -> Ex
     return te.cast(dtype, te.sum(term, axes) if axes else term)
 
 
-def widened(array: Array) -> Array:
+def widen(array: Array) -> Array:
     """The array, in float32 if it holds halves."""
     return array.astype(sum_type(array.dtype.name), copy=False)

@@ -20,7 +20,7 @@ from retune.compiler.ops.conv import (
     require_windows,
     window_view,
 )
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, widened
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, widen
 from retune.compiler.te.tensor import Tensor
 
 
@@ -137,7 +137,7 @@ def _max_pool2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 def _avg_pool2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     x = channels_last(call, arrays[0])
-    x = widened(x)
+    x = widen(x)
     kernel = call.ints("kernel")
     total = window_view(call, x, kernel, (1, 1), 0).sum(axis=(-2, -1))
     if call.flag("count_include_pad"):

@@ -91,7 +91,7 @@ class _Layer:
             value = te.maximum(te.minimum(value, high), low)
         return te.cast(self.h.dtype, _FUNCTIONS[self.call.text("functions").split()[which]](value))
 
-    def kept(self, state: Tensor, point: Point, value: Expr) -> Expr:
+    def next_state(self, state: Tensor, point: Point, value: Expr) -> Expr:
         """The new value of a state; beyond its length a sequence keeps the old value."""
         if "lengths" not in self.operands:
             return value
@@ -101,7 +101,7 @@ class _Layer:
 
 def _rnn(layer: _Layer) -> list[Tensor]:
     product = layer.product("product", layer.operands["weight"], lambda *point: layer.last(layer.h, point))
-    return [layer.compute("h", lambda *p: layer.kept(layer.h, p, layer.apply(0, layer.gate(0, p, product))))]
+    return [layer.compute("h", lambda *p: layer.next_state(layer.h, p, layer.apply(0, layer.gate(0, p, product))))]
 
 
 def _gru(layer: _Layer) -> list[Tensor]:
@@ -115,7 +115,7 @@ def _gru(layer: _Layer) -> list[Tensor]:
         kept = layer.compute("reset", lambda *point: reset(point) * layer.last(layer.h, point))
         inner = layer.product("inner", operands["hidden_weight"], lambda *point: kept[point])
 
-    def hidden(*point: Expr) -> Expr:
+    def hidden_element(*point: Expr) -> Expr:
         d, b, j = point
         at = (d, b, j)
         if "hidden_weight" in operands:
@@ -126,9 +126,9 @@ def _gru(layer: _Layer) -> list[Tensor]:
         fresh = layer.apply(1, layer.gate(2, at, None, offset))
         update = layer.apply(0, layer.gate(0, at, product))
         share = te.const(1, layer.h.dtype) - update
-        return layer.kept(layer.h, at, share * fresh + update * layer.last(layer.h, at))
+        return layer.next_state(layer.h, at, share * fresh + update * layer.last(layer.h, at))
 
-    return [layer.compute("h", hidden)]
+    return [layer.compute("h", hidden_element)]
 
 
 def _lstm(layer: _Layer) -> list[Tensor]:
@@ -144,17 +144,17 @@ def _lstm(layer: _Layer) -> list[Tensor]:
         at = (point[0], point[1], point[2])
         memory = layer.last(layer.c, at)
         entry, forget = (layer.apply(0, gate(number, peephole, at, memory)) for number, peephole in ((0, 0), (2, 2)))
-        return layer.kept(layer.c, at, forget * memory + entry * layer.apply(1, layer.gate(3, at, product)))
+        return layer.next_state(layer.c, at, forget * memory + entry * layer.apply(1, layer.gate(3, at, product)))
 
     c = layer.compute("c", cell)
 
-    def hidden(*point: Expr) -> Expr:
+    def hidden_element(*point: Expr) -> Expr:
         at = (point[0], point[1], point[2])
         # The output gate's peephole sees the new memory, the others the old memory.
         shown = layer.apply(0, gate(1, 1, at, c[at])) * layer.apply(2, c[at], clips=False)
-        return layer.kept(layer.h, at, shown)
+        return layer.next_state(layer.h, at, shown)
 
-    return [layer.compute("h", hidden), c]
+    return [layer.compute("h", hidden_element), c]
 
 
 def _by_direction(call: OpCall, direction: Expr, ahead: Expr, back: Expr) -> Expr:

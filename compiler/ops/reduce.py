@@ -9,7 +9,7 @@ from retune.compiler import te
 from retune.compiler.core.dtype import is_float, item_bytes, sum_type
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, widened
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, widen
 from retune.compiler.te.reduction import Axis, Reduce
 from retune.compiler.te.tensor import Tensor
 
@@ -47,11 +47,11 @@ def _mean(call: OpCall) -> Lowered:
         total = _reduce(x, axes, _sum_wide, shape, call.flag("keepdims"), f"{call.name}_sum")
         count = math.prod(x.shape[axis] for axis in axes)
 
-        def divided(*i: Expr) -> Expr:
+        def divide(*i: Expr) -> Expr:
             # A multiplication is several times cheaper than a division; for floats it differs by one rounding.
             return te.cast(dtype, total[i] * (1.0 / count) if is_float(dtype) else total[i] / count)
 
-        return te.compute(shape, divided, name=call.name)
+        return te.compute(shape, divide, name=call.name)
 
     return Lowered(shape, dtype, build)
 
@@ -165,10 +165,10 @@ def _exponentials(x: Tensor, axis: int, name: str) -> tuple[Tensor, Tensor, Tens
     # fmax is one instruction on x86, a maximum that keeps NaNs three; the sum of the powers keeps them in any case.
     peak = _reduce(x, (axis,), _fmax, row_shape, keepdims=False, name=f"{name}_max")
 
-    def raised(*i: Expr) -> Expr:
+    def exponential(*i: Expr) -> Expr:
         return te.exp(te.cast(wide, x[i]) - te.cast(wide, peak[_without(i, axis)]))
 
-    power = te.compute(x.shape, raised, name=f"{name}_exp")
+    power = te.compute(x.shape, exponential, name=f"{name}_exp")
     return peak, power, _reduce(power, (axis,), te.sum, row_shape, keepdims=False, name=f"{name}_sum")
 
 
@@ -179,7 +179,7 @@ def _without(indices: tuple[Expr, ...], axis: int) -> tuple[Expr, ...]:
 def _reduce_array(function: Callable[..., Array]) -> _Evaluate:
     def evaluate(call: OpCall, arrays: Sequence[Array]) -> Array:
         (x,) = arrays
-        return function(widened(x), axis=call.ints("axes"), keepdims=call.flag("keepdims"))
+        return function(widen(x), axis=call.ints("axes"), keepdims=call.flag("keepdims"))
 
     return evaluate
 
@@ -212,14 +212,14 @@ def _mean_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 def _softmax_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     (x,) = arrays
-    axis, wide = call.integer("axis"), widened(x)
+    axis, wide = call.integer("axis"), widen(x)
     powers = np.exp(wide - wide.max(axis=axis, keepdims=True))
     return np.asarray(powers / powers.sum(axis=axis, keepdims=True))
 
 
 def _log_softmax_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     (x,) = arrays
-    axis, wide = call.integer("axis"), widened(x)
+    axis, wide = call.integer("axis"), widen(x)
     shifted = wide - wide.max(axis=axis, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True)))
 

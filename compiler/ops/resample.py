@@ -8,7 +8,7 @@ from retune.compiler import te
 from retune.compiler.core.dtype import is_float
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.indexing import inside, inside_array
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, widened
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, widen
 from retune.compiler.te.tensor import LOOKS_UP_TABLES, Tensor
 
 
@@ -34,7 +34,7 @@ def _resample(call: OpCall) -> Lowered:
         along = tuple(zip(axes, tables[::2], tables[1::2], strict=True))
 
         # Axis within axis: every combination of their taps is a term.
-        def weighted(result: tuple[Expr, ...], point: tuple[Expr, ...], level: int) -> Expr:
+        def weigh(result: tuple[Expr, ...], point: tuple[Expr, ...], level: int) -> Expr:
             if level == len(along):
                 return source[point] if x.dtype == wide else te.cast(wide, source[point])
             axis, places, weights = along[level]
@@ -42,14 +42,14 @@ def _resample(call: OpCall) -> Lowered:
             for tap in range(places.shape[1]):
                 at = inside(places[(result[axis], te.const(tap))], source.shape[axis])
                 weight = weights[(result[axis], te.const(tap))]
-                inner = weighted(result, (*point[:axis], at, *point[axis + 1 :]), level + 1)
+                inner = weigh(result, (*point[:axis], at, *point[axis + 1 :]), level + 1)
                 term = inner * (weight if wide == "float32" else te.cast(wide, weight))
                 total = term if total is None else total + term
             assert total is not None
             return total
 
         def body(*i: Expr) -> Expr:
-            value = weighted(i, i, 0)
+            value = weigh(i, i, 0)
             return value if x.dtype == wide else te.cast(x.dtype, value)
 
         return te.compute(tuple(shape), body, name=call.name, attrs={LOOKS_UP_TABLES: True})
@@ -58,7 +58,7 @@ def _resample(call: OpCall) -> Lowered:
 
 
 def _resample_array(call: OpCall, arrays: Sequence[Array]) -> Array:
-    result = widened(arrays[0])
+    result = widen(arrays[0])
     for axis, places, weights in zip(call.ints("axes"), arrays[1::2], arrays[2::2], strict=True):
         taken = np.take(result, inside_array(places, result.shape[axis]), axis)
         behind = (1,) * (result.ndim - axis - 1)

@@ -25,7 +25,7 @@ from retune.compiler import te
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.conv import window_extent, zero_padded
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, summed_product, widened
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, summed_product, widen
 from retune.compiler.te.reduction import Axis
 from retune.compiler.te.tensor import Tensor
 
@@ -128,7 +128,7 @@ def _winograd(call: OpCall, rank: int) -> Lowered:
 
 def _winograd_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     """Tile by tile, in the precision of the operands."""
-    x, weight = map(widened, arrays)
+    x, weight = map(widen, arrays)
     tile, rank = call.integer("tile"), x.ndim - 2
     border = list(zip(call.ints("pads")[:rank], call.ints("pads")[rank:], strict=True))
     if rank == 2:

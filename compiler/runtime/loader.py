@@ -235,7 +235,7 @@ def load_entry(artifact: KernelArtifact, entry: bytes, symbol: str) -> tuple[int
 
 def native_address(text: str, name: str) -> int:
     """The address of a function in LLVM text, which stays loaded; it may call OpenMP and loaded code."""
-    library = _linked(llvm.JITLibraryBuilder().add_ir(text), [name])
+    library = _build_library(llvm.JITLibraryBuilder().add_ir(text), [name])
     _NATIVE.append(library)
     entry: int = library[name]
     return entry
@@ -282,7 +282,7 @@ def _link(
     if _is_foreign(artifact.object_code):  # otherwise it would be linked, and then run
         raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) is code for another kind of CPU")
     try:
-        return _linked(_objects([artifact.object_code, *more]), [symbol or artifact.name], callbacks)
+        return _build_library(_objects([artifact.object_code, *more]), [symbol or artifact.name], callbacks)
     except RuntimeError as error:
         raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) cannot be loaded: {error}") from error
 
@@ -295,7 +295,7 @@ def _link_together(artifacts: Sequence[KernelArtifact]) -> Mapping[str, int] | N
     if len(artifacts) < 2 or any(map(_is_foreign, codes)) or any(artifact.device for artifact in artifacts):
         return None
     try:
-        return _linked(_objects(codes), [artifact.name for artifact in artifacts])
+        return _build_library(_objects(codes), [artifact.name for artifact in artifacts])
     except RuntimeError:
         return None
 
@@ -324,7 +324,7 @@ def _objects(codes: Sequence[bytes]) -> llvm.JITLibraryBuilder:
     return builder
 
 
-def _linked(
+def _build_library(
     builder: llvm.JITLibraryBuilder, symbols: Sequence[str], callbacks: Mapping[str, int] | None = None
 ) -> Mapping[str, int]:
     """The library, which exports `symbols` and calls `callbacks`. Raises: RuntimeError when it cannot be linked."""

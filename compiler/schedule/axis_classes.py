@@ -168,7 +168,7 @@ def _with_joined_axes(program: SymbolicProgram) -> list[Tensor] | None:
     for outer, inner in permutations(parallel, 2):
         pairs = _pairs(program, outer, inner)
         if pairs is not None and outer.extent is not None and inner.extent is not None:
-            return _joined(program, outer, inner, pairs, outer.extent * inner.extent)
+            return _join_axes(program, outer, inner, pairs, outer.extent * inner.extent)
     return None
 
 
@@ -213,7 +213,7 @@ def _are_neighbors(known: Sequence[AxisClass | None], outer: AxisClass, inner: A
     return not present or (present == [outer, inner] and known.index(inner) == known.index(outer) + 1)
 
 
-def _joined(
+def _join_axes(
     program: SymbolicProgram, outer: AxisClass, inner: AxisClass, pairs: dict[PlaceholderOp, int], extent: int
 ) -> list[Tensor]:
     def shape_of(op: PlaceholderOp) -> tuple[int, ...]:

@@ -96,7 +96,7 @@ def infer_stage_bounds(state: State) -> dict[int, StageBounds]:
         outer: tuple[Loop, ...] = ()
         if isinstance(stage.location, Attached):
             outer = _loops_around(state, bounds, stage.location)
-            region = _region_read(state, bounds, extents, stage_id, _fixed(stage, outer))
+            region = _region_read(state, bounds, extents, stage_id, _fixed_loops(stage, outer))
         else:
             region = Region(tuple(Affine() for _ in stage.op.axes), stage.shape)
         bounds[stage_id] = _stage_bounds(stage_id, stage, stage.op, region, outer)
@@ -152,7 +152,7 @@ def _loops_around(state: State, bounds: Mapping[int, StageBounds], location: Att
     return (*target.outer, *target.own[:inside])
 
 
-def _fixed(stage: Stage, outer: Sequence[Loop]) -> set[LoopKey]:
+def _fixed_loops(stage: Stage, outer: Sequence[Loop]) -> set[LoopKey]:
     """The loops around a stage that are fixed while it is computed once: all, except that a stage shared by the threads
     of a GPU block is computed for all threads together.
     """

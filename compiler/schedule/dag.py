@@ -245,11 +245,11 @@ def cached_on_dag(
     """Keep the results of `analysis(dag, *arguments)` on the graph, so that they are freed with it."""
 
     @wraps(analysis)
-    def cached(dag: ComputeDAG, *arguments: *_Arguments) -> _Result:
+    def look_up(dag: ComputeDAG, *arguments: *_Arguments) -> _Result:
         key = (analysis, *arguments)
         if key not in dag.analyses:
             dag.analyses[key] = analysis(dag, *arguments)
         result: _Result = dag.analyses[key]
         return result
 
-    return cached
+    return look_up

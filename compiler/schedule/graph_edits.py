@@ -56,7 +56,7 @@ def cache_read(dag: ComputeDAG, op_id: int, scope: str, readers: Sequence[int]) 
     copy = Node.of(ComputeOp(f"{prefix}.{scope}", axes, as_body([source[axes] for source in sources]), attrs))
     copies = dict(zip(sources, copy.tensors, strict=True))
 
-    def redirected(node: Expr) -> Expr | None:
+    def redirect_read(node: Expr) -> Expr | None:
         if not isinstance(node, TensorRead) or node.tensor not in copies:
             return None
         return copies[node.tensor][node.indices]
@@ -65,7 +65,7 @@ def cache_read(dag: ComputeDAG, op_id: int, scope: str, readers: Sequence[int]) 
     for reader in readers:
         op = nodes[reader].op
         if isinstance(op, ComputeOp):
-            changed = ComputeOp(op.name, op.axes, transform(op.body, redirected), op.attrs)
+            changed = ComputeOp(op.name, op.axes, transform(op.body, redirect_read), op.attrs)
             nodes[reader] = Node(nodes[reader].tensors, changed)
     nodes.insert(op_id + 1, copy)
     return dag.with_nodes(nodes)

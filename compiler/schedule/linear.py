@@ -55,7 +55,7 @@ def _unwrap(form: Linear, dtype: str, extents: Mapping[LoopKey, Number]) -> Line
 
 
 def _combine(op: BinaryOp, lhs: Linear, rhs: Linear, extents: Mapping[LoopKey, Number]) -> Linear:
-    form = lhs.combined(op, rhs)
+    form = lhs.combine(op, rhs)
     if form is not None:
         return form
     if op is BinaryOp.MUL:
@@ -83,7 +83,7 @@ def _divide(op: BinaryOp, form: Linear, divisor: int, hull: Linear, extents: Map
     """A quotient or remainder by the first two rules of `retune.compiler.ir.simplify`; `hull` for the programs in which
     the rest may reach the divisor.
     """
-    multiple, rest = form.divided(divisor)
+    multiple, rest = form.divide(divisor)
     low, high = rest.limits(extents)
     holds = (low >= 0) & (high < divisor) & (form.spread == 0)
     if not np.any(holds):

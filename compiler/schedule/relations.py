@@ -116,7 +116,7 @@ def axis_exprs(relations: Sequence[Relation], sizes: Mapping[str, int], loops: M
             yield quotient if part == relation.parts[0] else quotient % sizes[part]
 
     def scale(value: Expr, stride: Number) -> Expr:
-        return value * _fixed(stride)
+        return value * _as_int(stride)
 
     return unsplit(relations, sizes, loops, parts_of, scale)
 
@@ -125,7 +125,7 @@ def overrunning(relations: Sequence[Relation], sizes: Mapping[str, int]) -> Iter
     """Everything that was split into parts which together run past its end, with its extent."""
     for relation in relations:
         if isinstance(relation, SplitRelation):
-            strides = map(_fixed, _strides(relation, sizes))
+            strides = map(_as_int, _strides(relation, sizes))
             # The last point that all parts reach together.
             last = sum((sizes[part] - 1) * stride for part, stride in zip(relation.parts, strides, strict=True))
             if last >= sizes[relation.parent]:
@@ -179,5 +179,5 @@ def _strides(relation: SplitRelation, sizes: Mapping[str, Number]) -> list[Numbe
     return strides[::-1]
 
 
-def _fixed(number: Number) -> int:
+def _as_int(number: Number) -> int:
     return number if isinstance(number, int) else int(number.reshape(()))

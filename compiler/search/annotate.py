@@ -12,9 +12,9 @@ from math import prod
 from retune.compiler.core.dtype import item_bytes
 from retune.compiler.ir.expr import Const, Select
 from retune.compiler.ir.tensor_core import COPY_BYTES
-from retune.compiler.schedule.access import needs_multi_level_tiling
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.inlining import inline_body
+from retune.compiler.schedule.reads import needs_multi_level_tiling
 from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation, Attached, IterKind, Root, State, replay
 from retune.compiler.schedule.steps import Annotate, FollowFusedSplit, Fuse, Pipeline, Rfactor, Split, Step, steps_of
 from retune.compiler.search.factorize import prime_factors

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from retune.compiler.ir.expr import Call
 from retune.compiler.ir.visit import walk
-from retune.compiler.schedule.access import is_read_by_function, needs_multi_level_tiling, single_consumer
+from retune.compiler.schedule.reads import is_read_by_function, needs_multi_level_tiling, single_consumer
 from retune.compiler.schedule.state import Annotation, Attached, IterKind, Root, State
 from retune.compiler.schedule.steps import ComputeAt, ComputeInline, ComputeRoot, Step
 from retune.compiler.te.reduction import Axis

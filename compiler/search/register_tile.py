@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from retune.compiler.core.dtype import item_bytes, sum_type
 from retune.compiler.core.target import HardwareParams
-from retune.compiler.schedule.access import held_types, stored_types
 from retune.compiler.schedule.bounds import Loop
+from retune.compiler.schedule.reads import held_types, stored_types
 from retune.compiler.schedule.state import Annotation, IterKind, Number
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.search.genome import Mask, Rows

@@ -14,10 +14,10 @@ import numpy as np
 
 from retune.compiler.core.errors import ScheduleError
 from retune.compiler.core.target import HardwareParams
-from retune.compiler.schedule.access import needs_multi_level_tiling, reduces_rows
 from retune.compiler.schedule.bounds import infer_stage_bounds
 from retune.compiler.schedule.choices import LoopChoices
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.reads import needs_multi_level_tiling, reduces_rows
 from retune.compiler.schedule.state import Annotation, Inlined, IterKind, Number, Root, State, replay
 from retune.compiler.schedule.statements import StageNest, statement_nests
 from retune.compiler.schedule.steps import UNROLL_PRAGMA, Annotate, Fuse, Pragma, Split, Step
@@ -172,9 +172,9 @@ class SketchSpace:
 
     def sample(self, rng: np.random.Generator, count: int, placements: int | None = None) -> Rows:
         """Draw rows: uniform factorizations, sensible parallel depths, at most `placements` placements evenly."""
-        return self._drawn(rng, count, placements)
+        return self._draw(rng, count, placements)
 
-    def _drawn(self, rng: np.random.Generator, count: int, placements: int | None = None) -> Rows:
+    def _draw(self, rng: np.random.Generator, count: int, placements: int | None = None) -> Rows:
         rows = np.ones((count, self.layout.width), dtype=np.int64)
         if not self.placements:
             return rows[:0]

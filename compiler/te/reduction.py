@@ -7,7 +7,7 @@ from enum import IntEnum
 import numpy as np
 
 from retune.compiler.ir.expr import BOOL, INDEX, BinaryOp, Const, Expr, Var, binary, is_float
-from retune.compiler.ir.visit import substitute, widened
+from retune.compiler.ir.visit import promote, substitute
 
 
 class AxisKind(IntEnum):
@@ -123,7 +123,7 @@ class Reduce(Expr):
         joined = tuple(substitute(result, operands) for result in self.combiner.results)
         # Where 16-bit floats are held in float32, the other operands become float32 too.
         return (
-            joined if all(var.dtype == value.dtype for var, value in operands.items()) else tuple(map(widened, joined))
+            joined if all(var.dtype == value.dtype for var, value in operands.items()) else tuple(map(promote, joined))
         )
 
     def __str__(self) -> str:

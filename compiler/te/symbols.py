@@ -91,11 +91,11 @@ def rebuild(
     """
     new: dict[Operation, Operation] = {}
 
-    def moved(tensor: Tensor) -> Tensor:
+    def new_tensor(tensor: Tensor) -> Tensor:
         return Tensor(new[tensor.op], tensor.value_index)
 
     def read(node: TensorRead) -> Expr:
-        source = moved(node.tensor)
+        source = new_tensor(node.tensor)
         if node.tensor.op not in inlined or not isinstance(source.op, ComputeOp):
             return TensorRead(source, node.indices)
         return substitute_nodes(
@@ -107,16 +107,16 @@ def rebuild(
             case PlaceholderOp():
                 new[op] = PlaceholderOp(op.name, shape_of(op), op.dtype, op.index_checked)
             case ComputeOp():
-                new[op] = _rebuilt(op, body_of(op), moved, read, rule_of(op))
+                new[op] = _rebuilt(op, body_of(op), new_tensor, read, rule_of(op))
             case _:
                 raise DefinitionError(f"{op.name} calls a function or makes steps, which take no symbolic extents")
-    return [moved(tensor) for tensor in tensors]
+    return [new_tensor(tensor) for tensor in tensors]
 
 
 def _rebuilt(
     op: ComputeOp,
     body: Expr,
-    moved: Callable[[Tensor], Tensor],
+    new_tensor: Callable[[Tensor], Tensor],
     read: Callable[[TensorRead], Expr],
     rule: Callable[[Expr], Expr | None],
 ) -> ComputeOp:
@@ -129,5 +129,5 @@ def _rebuilt(
     axes = tuple(axis for axis in map(apply, op.axes) if isinstance(axis, Axis))
     attrs: dict[str, Any] = dict(op.attrs)
     if FREE_LAYOUT in attrs:
-        attrs[FREE_LAYOUT] = tuple(map(moved, attrs[FREE_LAYOUT]))
+        attrs[FREE_LAYOUT] = tuple(map(new_tensor, attrs[FREE_LAYOUT]))
     return ComputeOp(op.name, axes, transform(body, apply), attrs)

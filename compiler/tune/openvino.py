@@ -56,7 +56,7 @@ class OpenVino:
         except Exception as error:  # RuntimeError and others, with many lines
             raise MeasureError(f"OpenVINO cannot load the model: {_last_line(error)}") from error
 
-    def exported(self) -> bytes:
+    def export(self) -> bytes:
         """The compiled model in OpenVINO's own format."""
         exported: bytes = self._compiled.export_model().getvalue()
         return exported

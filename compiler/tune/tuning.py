@@ -237,11 +237,11 @@ class Tuning(TuningLoop[TunedTask]):
             default = default_program(task.task)
             first = () if default.steps in task.known else (default,)
         if count > len(first):
-            asked = self._asked(index, count - len(first), spent)
+            asked = self._ask(index, count - len(first), spent)
             first = (*first, *(candidate for candidate in asked if candidate.steps not in task.known))
         return first
 
-    def _asked(self, index: int, count: int, spent: float) -> tuple[TaskProgram, ...]:
+    def _ask(self, index: int, count: int, spent: float) -> tuple[TaskProgram, ...]:
         task = self.tasks[index]
         if not isinstance(task.policy, SketchPolicy):
             return task.policy.ask(count, task.state.rounds)

@@ -144,7 +144,7 @@ class VMCompiler:
         if self._lowering is None:
             raise MachineError("there is nothing to generate code for: call lower first")
         lowering = self._lowering
-        done = lowering.lowered()
+        done = lowering.lower()
         # Only regions that are compiled at run time ask for programs again.
         is_static = all(isinstance(region, PlanRegion) for region in done.program.regions())
         library = VMLibrary(done.kernels, () if is_static else lowering.tuned.best, _about(lowering, done))

@@ -47,7 +47,7 @@ class Profile:
         self._inside += seconds
         self._add(name, seconds)
 
-    def timed(self, name: str, step: "Step") -> "Step":
+    def time_step(self, name: str, step: "Step") -> "Step":
         """`step`, which tells under `name` of its time without that of the kernels and statements inside of it."""
 
         def run(frame: Frame) -> None:
@@ -115,7 +115,7 @@ class Interpreter:
         for number, statement in enumerate(function.body):
             step = self._step(statement, slots)
             if self._profile is not None:
-                step = self._profile.timed(_title(statement), step)
+                step = self._profile.time_step(_title(statement), step)
             dead = [name for name in (*reads(statement), *defines(statement)) if last.get(name, -1) <= number]
             if number + 1 == len(function.body):
                 dead = []  # the frame ends here, and all that it holds

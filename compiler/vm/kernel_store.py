@@ -43,7 +43,7 @@ class KernelStore:
 
     def build(self, programs: Sequence[ChosenProgram]) -> list[KernelArtifact | BuildError]:
         """As `build_in_process`."""
-        return [self._built(program) for program in programs]
+        return [self._build(program) for program in programs]
 
     def kernel(self, artifact: KernelArtifact) -> Kernel:
         """The kernel, loaded. Raises: ArtifactError when it cannot be."""
@@ -54,7 +54,7 @@ class KernelStore:
             self._keep(self._loaded, artifact.name, (artifact, kernel))
             return kernel
 
-    def _built(self, program: ChosenProgram) -> KernelArtifact | BuildError:
+    def _build(self, program: ChosenProgram) -> KernelArtifact | BuildError:
         key = (f"{program.task.identity} {program.task.name}", dump_steps(program.steps))
         with self._lock:
             artifact = self._artifacts.get(key)

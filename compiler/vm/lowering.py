@@ -59,7 +59,7 @@ class Lowering:
     def __post_init__(self) -> None:
         self._flow, self._dims = ShapeFlow(self.program), DimFlow(self.program)
 
-    def lowered(self) -> Lowered:
+    def lower(self) -> Lowered:
         """Lower all that `main` may call. Raises: what compiling a graph raises."""
         self._function(MAIN, None)
         used = {name for function in self._functions.values() for name in function.constants()}
@@ -84,7 +84,7 @@ class Lowering:
         body = []
         for statement in function.body:
             body.append(self._statement(function.name, statement, shapes))
-            shapes |= self._flow.defined(statement, shapes)
+            shapes |= self._flow.defined_shapes(statement, shapes)
         return replace(function, name=title, body=tuple(body))
 
     def _statement(self, function: str, statement: Statement, shapes: Mapping[str, Shape | None]) -> Statement:
@@ -93,9 +93,9 @@ class Lowering:
                 network = self._static(function, statement, shapes)
                 if network is not None:
                     return self._bind_plan(statement, network)
-                return replace(statement, region=self._shared(function, statement, shapes))
+                return replace(statement, region=self._shared_region(function, statement, shapes))
             case HostCall():
-                return replace(statement, region=self._shared(function, statement, shapes))
+                return replace(statement, region=self._shared_region(function, statement, shapes))
             case Branch(then=then, otherwise=otherwise):
                 return replace(statement, then=self._arm(then, shapes), otherwise=self._arm(otherwise, shapes))
             case Loop():
@@ -140,7 +140,7 @@ class Lowering:
             self._constants[name] = array  # which keeps it alive, and its id its own
         return self._constant_names[id(array)]
 
-    def _shared(self, function: str, call: Call | HostCall, shapes: Mapping[str, Shape | None]) -> Region:
+    def _shared_region(self, function: str, call: Call | HostCall, shapes: Mapping[str, Shape | None]) -> Region:
         """The region of a call that is compiled later: one for all calls of it with the same constants."""
         region = self._dims.symbolic(function, call) if isinstance(call, Call) else call.region
         pairs = zip(region.inputs, call.inputs, strict=True)

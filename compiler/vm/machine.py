@@ -166,7 +166,7 @@ class VirtualMachine:
             # Raises if another thread has set inputs since: calls with arguments are atomic, split ones are checked.
             self._claims.take_inputs()
             inputs = self._arguments(func_name)
-            return result(self._linked().run(func_name, inputs), inputs)
+            return result(self._linked_interpreter().run(func_name, inputs), inputs)
 
     def run(self, *args: object, **kwargs: object) -> Any:
         """The result of `main`. Raises: as `invoke`."""
@@ -280,7 +280,7 @@ class VirtualMachine:
             self._exe.load_late_bound_consts_from_map(constants)
             self._link()
 
-    def _linked(self) -> Interpreter:
+    def _linked_interpreter(self) -> Interpreter:
         """The interpreter. Raises: MachineError when constants are missing."""
         if self._interpreter is None:
             self._link()  # the executable may have got them meanwhile

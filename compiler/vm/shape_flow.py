@@ -43,11 +43,11 @@ class ShapeFlow:
             function = self.program.functions[name]
             shapes = self.params(function, args)
             for statement in function.body:
-                shapes |= self.defined(statement, shapes)
+                shapes |= self.defined_shapes(statement, shapes)
             self._results[key] = tuple(self._shape(result.name, shapes) for result in function.results)
         return self._results[key]
 
-    def defined(self, statement: Statement, shapes: Mapping[str, Shape | None]) -> dict[str, Shape | None]:
+    def defined_shapes(self, statement: Statement, shapes: Mapping[str, Shape | None]) -> dict[str, Shape | None]:
         """The shapes of the values that `statement` defines, for values of `shapes`."""
         results: Sequence[Shape | None]
         match statement:
@@ -64,10 +64,10 @@ class ShapeFlow:
                 arms = [self.results(arm.function, self.of(arm.inputs, shapes)) for arm in (then, otherwise)]
                 results = _common(*arms)
             case Loop():
-                results = (*self.carried(statement, shapes), *(None for _ in statement.collected))
+                results = (*self.carried_shapes(statement, shapes), *(None for _ in statement.collected))
         return dict(zip(defines(statement), results, strict=True))
 
-    def carried(self, loop: Loop, shapes: Mapping[str, Shape | None]) -> Shapes:
+    def carried_shapes(self, loop: Loop, shapes: Mapping[str, Shape | None]) -> Shapes:
         """The shapes of what a loop carries, in every iteration and after the last."""
         before, captured = self.of(loop.carried, shapes), self.of(loop.captured, shapes)
         # A fixpoint over the lattice known -> unknown: each pass loses at least one of finitely many shapes.
@@ -80,7 +80,7 @@ class ShapeFlow:
 
     def iteration(self, loop: Loop, shapes: Mapping[str, Shape | None]) -> Shapes:
         """The shapes of the arguments of a loop's body, in every iteration."""
-        return (*_SCALARS, *self.carried(loop, shapes), *self.of(loop.captured, shapes))
+        return (*_SCALARS, *self.carried_shapes(loop, shapes), *self.of(loop.captured, shapes))
 
     def of(self, names: Sequence[str], shapes: Mapping[str, Shape | None]) -> Shapes:
         """The shapes of values and constants."""

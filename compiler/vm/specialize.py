@@ -99,21 +99,21 @@ class RegionCompiler:
 
         Raises: what `evaluate` raises.
         """
-        values = {**dict(zip(_passed(region, fixed), inputs, strict=True)), **fixed}
+        values = {**dict(zip(_passed_inputs(region, fixed), inputs, strict=True)), **fixed}
         # What a sequence passes on is not copied: a loop that appends would else take quadratic time.
         known = {(address(array), array.dtype, array.shape): array for array in tensors_of(inputs)}
 
-        def copied(result: Array) -> Array:
+        def copy(result: Array) -> Array:
             array, _ = self._resources.allocator.array(result.shape, result.dtype, result.nbytes)
             np.copyto(array, result)
             return array
 
-        def kept(result: Array) -> Array:
+        def keep(result: Array) -> Array:
             array = known.get((address(result), result.dtype, result.shape)) if result.size else None
-            return copied(result) if array is None else array
+            return copy(result) if array is None else array
 
         return [
-            tuple(map(kept, result)) if isinstance(result, tuple) else None if result is None else copied(result)
+            tuple(map(keep, result)) if isinstance(result, tuple) else None if result is None else copy(result)
             for result in region.evaluate(values, self.constants)
         ]
 
@@ -126,7 +126,7 @@ class RegionCompiler:
             where = None if isinstance(error, RetuneError) else error  # which is a bug of ours
             _log.warning("region %s is left to NumPy for %s: %s", name, dict(shapes), text, exc_info=where)
 
-    def compiled(self, graph: Graph, name: str, shapes: Mapping[str, Shape]) -> tuple[Run, Specialization]:
+    def compile(self, graph: Graph, name: str, shapes: Mapping[str, Shape]) -> tuple[Run, Specialization]:
         """Compile a graph. Raises: an error of ours when it cannot be."""
         start, before = time.perf_counter(), STORE.use.built
         with cache_constants(self.memoized):
@@ -141,7 +141,7 @@ class RegionCompiler:
         return run, Specialization(name, dict(shapes), network.coverage, time.perf_counter() - start, built)
 
 
-def _passed(region: Region, fixed: Mapping[str, Array]) -> list[str]:
+def _passed_inputs(region: Region, fixed: Mapping[str, Array]) -> list[str]:
     """The inputs that calls pass: those that are not the same array in every call."""
     return [name for name in region.inputs if name not in fixed]
 
@@ -154,7 +154,7 @@ class SpecializedRegion:
         self._region = region
         self._fixed = dict(fixed)
         self._compiler = compiler
-        self._passed = _passed(region, fixed)
+        self._passed = _passed_inputs(region, fixed)
         self._needed = {name for name in region.determining if name not in fixed}
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._lock = threading.Lock()
@@ -239,7 +239,7 @@ class SpecializedRegion:
 
     def _compile(self, entry: _Entry, shapes: Mapping[str, Shape]) -> None:
         assert entry.graph is not None, "an entry is compiled once"
-        run, entry.report = self._compiler.compiled(entry.graph, self.name, shapes)
+        run, entry.report = self._compiler.compile(entry.graph, self.name, shapes)
         # The report is set before the run: who sees the run in another thread finds the report too. The graph is not
         # needed any longer, and holds its constants.
         entry.run, entry.graph = run, None

@@ -37,7 +37,7 @@ class TunedPrograms:
         """The fastest program of every task."""
         return tuple(self._best.values())
 
-    def chosen(self, cut: Partition) -> dict[str, TaskProgram]:
+    def programs_for(self, cut: Partition) -> dict[str, TaskProgram]:
         """The programs for the tasks of a network, by workload key."""
         chosen: dict[str, TaskProgram] = {}
         for task in (*cut.tasks, *(other.task for other in cut.alternatives)):
@@ -67,6 +67,6 @@ def compile_subgraph(graph: Graph, target: Target, threads: int, programs: Tuned
     cut = partition(graph, target, hardware_of(target, threads), winograd_for(target))
     # Kernels of several graphs live in one executable, where equal names must mean equal code.
     cut = named_by_content(cut)
-    best = programs.chosen(cut)
+    best = programs.programs_for(cut)
     with suppress_dispatch_warnings():  # the compilation of the whole program reports on all subgraphs
         return compile_graph(graph, target, best, threads=threads, cut=cut, build=STORE.build, metadata={})

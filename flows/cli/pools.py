@@ -150,7 +150,7 @@ async def make_pools(seconds: int | None) -> list[str]:
                 base_job_template=template,
                 concurrency_limit=pool.slots,
             )
-            if await _created(client.create_work_pool(wanted)):
+            if await _is_new(client.create_work_pool(wanted)):
                 made.append(f"work pool {pool.name}: {pool.slots} at once")
             else:
                 known = await client.read_work_pool(pool.name)
@@ -177,10 +177,10 @@ def _set_frequency(template: dict[str, Any], seconds: int | None) -> bool:
 
 
 async def _made_queue(client: PrefectClient, pool: str, queue: str, priority: int) -> bool:
-    return await _created(client.create_work_queue(name=queue, work_pool_name=pool, priority=priority))
+    return await _is_new(client.create_work_queue(name=queue, work_pool_name=pool, priority=priority))
 
 
-async def _created(creation: Awaitable[object]) -> bool:
+async def _is_new(creation: Awaitable[object]) -> bool:
     try:
         await creation
     except ObjectAlreadyExists:

@@ -74,7 +74,7 @@ def parse_request(
         raise OptionError(f"no value for {', '.join(missing)}; the inputs are {', '.join(specs)}")
     if start != len(body):
         raise OptionError(f"{len(body) - start} bytes follow the last tensor")
-    return Request(arrays, _wanted(message, outputs), str(message.get("id") or ""))
+    return Request(arrays, _wanted_outputs(message, outputs), str(message.get("id") or ""))
 
 
 def write_response(
@@ -183,7 +183,7 @@ _WORDS = {"U": "BYTES (strings)", "b": "BOOL", "i": "integers", "u": "integers",
 """JSON values of a request in the protocol's words, by the kind of NumPy's type."""
 
 
-def _wanted(message: Mapping[str, object], outputs: Sequence[TensorSpec]) -> dict[str, bool]:
+def _wanted_outputs(message: Mapping[str, object], outputs: Sequence[TensorSpec]) -> dict[str, bool]:
     """The outputs that are asked for, all unless said, and whether each as bytes."""
     by_default = bool(_parameters(message).get("binary_data_output", False))
     known = [spec.name for spec in outputs]

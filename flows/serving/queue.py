@@ -109,13 +109,13 @@ class RequestQueue:
                 return
             task = asyncio.ensure_future(self._run(self._take()))
             self._running.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._finish)
 
     def _due(self) -> None:
         self._timer = None
         self._start()
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _finish(self, task: "asyncio.Task[None]") -> None:
         self._running.discard(task)
         self._start()
 

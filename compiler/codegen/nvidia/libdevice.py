@@ -61,17 +61,17 @@ def link(module: llvm.ModuleRef) -> None:
 @lru_cache
 def _part(symbol: str) -> str:
     """The LLVM text of one function and its callees; PTX has no calls if slow paths are inlined too."""
-    return str(_kept(_library(), {symbol})).replace("noinline ", "alwaysinline ")
+    return str(_extract(_library(), {symbol})).replace("noinline ", "alwaysinline ")
 
 
 @lru_cache(maxsize=1)
 def _library() -> bytes:
     """The functions in use: an eighth of libdevice, which takes 0.1 s to parse."""
-    bitcode: bytes = _kept(_path().read_bytes(), _SYMBOLS).as_bitcode()
+    bitcode: bytes = _extract(_path().read_bytes(), _SYMBOLS).as_bitcode()
     return bitcode
 
 
-def _kept(bitcode: bytes, symbols: Collection[str]) -> llvm.ModuleRef:
+def _extract(bitcode: bytes, symbols: Collection[str]) -> llvm.ModuleRef:
     """A module with only `symbols` and their callees."""
     module = llvm.parse_bitcode(bitcode)
     # Global dead code elimination removes internal functions that no kept function calls.

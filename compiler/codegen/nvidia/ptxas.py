@@ -123,7 +123,7 @@ def assemble_roomy(text: str, arch: str) -> Assembled:
 def _roomier(text: str, kernels: Mapping[str, KernelResources], facts: GpuFacts) -> str:
     """The PTX with room for fewer blocks of the kernels that spill."""
 
-    def changed(match: re.Match[str]) -> str:
+    def with_room(match: re.Match[str]) -> str:
         kernel, blocks = kernels.get(match["name"]), int(match["blocks"])
         if kernel is None or not kernel.spilled_bytes or blocks == 1 or kernel.registers >= MOST_REGISTERS:
             return match[0]
@@ -133,7 +133,7 @@ def _roomier(text: str, kernels: Mapping[str, KernelResources], facts: GpuFacts)
         fewer = max(1, min(blocks - 1, int(facts.resident(threads, registers, 0))))
         return f"{match['head']}{fewer}"
 
-    return _BOUNDS.sub(changed, text)
+    return _BOUNDS.sub(with_room, text)
 
 
 def resources_in(output: str) -> tuple[KernelResources, ...]:

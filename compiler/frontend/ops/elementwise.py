@@ -47,7 +47,7 @@ def in_float32(convert: Converter) -> Converter:
     may exceed the largest float16 though the result does not.
     """
 
-    def widened(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    def convert_wide(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         dtype = node.operand(builder, 0).dtype
         halves = {name for name in node.inputs if name and builder.value(name).dtype in HALVES}
         if dtype not in HALVES:
@@ -56,7 +56,7 @@ def in_float32(convert: Converter) -> Converter:
         result, *others = convert(builder, replace(node, inputs=inputs))
         return [cast_to(builder, result, dtype, node.name, node.outputs[0]), *others]
 
-    return widened
+    return convert_wide
 
 
 def same(op: str) -> Converter:

@@ -68,17 +68,17 @@ def rounded_once(convert: Converter) -> Converter:
     four or more dimensions have a kernel for each slice: their values become float32.
     """
 
-    def converted(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    def convert_node(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         is_folded = all(builder.array(name) is not None for name in node.inputs if name)
         is_sliced = len(node.operand(builder, 0).shape) > 5
         return (in_float32(convert) if is_folded or is_sliced else convert)(builder, node)
 
-    return converted
+    return convert_node
 
 
 def _convolution(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
-    x = convolved(builder, node, x, node.operand(builder, 1).name)
+    x = convolution(builder, node, x, node.operand(builder, 1).name)
     if node.has_input(2):
         x = write("add", x, as_channels(builder, node.inputs[2], len(builder.value(x).shape)))
     return [x]
@@ -89,7 +89,7 @@ def as_channels(builder: GraphBuilder, name: str, rank: int) -> str:
     return builder.emit("reshape", [name], {"shape": (1, builder.value(name).size, *(1 for _ in range(rank - 2)))})
 
 
-def convolved(builder: GraphBuilder, node: OnnxNode, x: str, w: str) -> str:
+def convolution(builder: GraphBuilder, node: OnnxNode, x: str, w: str) -> str:
     """The convolution of `x` with `w` by the attributes of `node`, without a bias."""
     shape, weight = builder.value(x).shape, builder.value(w).shape
     kernel = weight[2:]
@@ -257,24 +257,24 @@ def matrix_product(builder: GraphBuilder, node: OnnxNode, a: str, b: str) -> str
     if batch is None:
         raise node.unsupported(f"shapes {list(a_shape)} and {list(b_shape)} do not broadcast")
 
-    def shaped(name: str, shape: tuple[int, ...]) -> str:
+    def reshape(name: str, shape: tuple[int, ...]) -> str:
         return name if builder.value(name).shape == shape else write("reshape", name, shape=shape)
 
-    def expanded(name: str, shape: tuple[int, ...]) -> str:
-        name = shaped(name, shape)
+    def broadcast(name: str, shape: tuple[int, ...]) -> str:
+        name = reshape(name, shape)
         full = (*batch, *shape[-2:])
         return name if shape == full else write("broadcast_to", name, shape=full)
 
     # One matrix for the whole batch: all rows are one product, which reads the weight once.
     if len(b_shape) == 2:
         rows = prod(a_shape[:-1])
-        product = multiply_rows(builder, node, shaped(a, (rows, a_shape[-1])), shaped(b, b_shape))
+        product = multiply_rows(builder, node, reshape(a, (rows, a_shape[-1])), reshape(b, b_shape))
     else:
         count = prod(batch)
-        left = shaped(expanded(a, a_shape), (count, *a_shape[-2:]))
-        right = shaped(expanded(b, b_shape), (count, *b_shape[-2:]))
+        left = reshape(broadcast(a, a_shape), (count, *a_shape[-2:]))
+        right = reshape(broadcast(b, b_shape), (count, *b_shape[-2:]))
         product = write("batch_matmul", left, right)
-    return shaped(product, (*batch, *result_tail))
+    return reshape(product, (*batch, *result_tail))
 
 
 CONVERTERS: Mapping[str, Converter] = {

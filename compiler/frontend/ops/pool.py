@@ -85,7 +85,7 @@ def without_ceil_mode(pool: onnx.NodeProto, extents: tuple[int, ...]) -> onnx.No
 def _pool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     _, x = formula_of(builder, node)
     maximum = node.op_type == "MaxPool"
-    result = _pooled(builder, node, x, maximum=maximum, include=bool(node.integer("count_include_pad", 0)))
+    result = _pool_planes(builder, node, x, maximum=maximum, include=bool(node.integer("count_include_pad", 0)))
     return [result, _max_indices(builder, node, x)] if any(node.outputs[1:]) else [result]
 
 
@@ -176,14 +176,14 @@ def _col2im(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [write("reshape", total, shape=(n, rows // prod(block), *image))]
 
 
-def _pooled(builder: GraphBuilder, node: OnnxNode, x: str, *, maximum: bool, include: bool) -> str:
+def _pool_planes(builder: GraphBuilder, node: OnnxNode, x: str, *, maximum: bool, include: bool) -> str:
     """The pool of `x`, by planes: rows and columns first, then the remaining axis."""
     n, channels, *extents = builder.value(x).shape
     windows = _windows_of(node, tuple(extents))
     if builder.value(x).size == 0 and 0 not in (n, channels, *windows.counts(tuple(extents))):
         raise node.unsupported(f"its windows hold nothing of {list(builder.value(x).shape)} but padding")
 
-    def shaped(name: str, *shape: int) -> str:
+    def reshape(name: str, *shape: int) -> str:
         return builder.emit("reshape", [name], {"shape": shape})
 
     def plane(name: str, chosen: _Windows) -> str:
@@ -192,13 +192,13 @@ def _pooled(builder: GraphBuilder, node: OnnxNode, x: str, *, maximum: bool, inc
     if len(extents) == 2:
         return plane(x, windows)
     if len(extents) == 1:
-        result = plane(shaped(x, n, channels, 1, extents[0]), windows.of(-1, 0))
-        return shaped(result, n, channels, builder.value(result).shape[3])
+        result = plane(reshape(x, n, channels, 1, extents[0]), windows.of(-1, 0))
+        return reshape(result, n, channels, builder.value(result).shape[3])
     # Separable: a maximum of maxima, and a mean over the product of the counts along the axes.
-    result = plane(shaped(x, n, channels * extents[0], *extents[1:]), windows.of(1, 2))
+    result = plane(reshape(x, n, channels * extents[0], *extents[1:]), windows.of(1, 2))
     rows, columns = builder.value(result).shape[2:]
-    result = plane(shaped(result, n, channels, extents[0], rows * columns), windows.of(0, -1))
-    return shaped(result, n, channels, builder.value(result).shape[2], rows, columns)
+    result = plane(reshape(result, n, channels, extents[0], rows * columns), windows.of(0, -1))
+    return reshape(result, n, channels, builder.value(result).shape[2], rows, columns)
 
 
 def _plane(builder: GraphBuilder, node: OnnxNode, x: str, windows: _Windows, maximum: bool, include: bool) -> str:
@@ -258,7 +258,7 @@ def _lp_pool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     size = float(np.prod(node.ints("kernel_shape") or ()))
     grown = {"pads": _windows_of(node, builder.value(x).shape[2:]).all_pads, "auto_pad": b"NOTSET", "ceil_mode": 0}
     unpadded = replace(node, attributes={**node.attributes, **grown})
-    total = write("mul", _pooled(builder, unpadded, raised, maximum=False, include=True), size)
+    total = write("mul", _pool_planes(builder, unpadded, raised, maximum=False, include=True), size)
     return [write("sqrt", total) if p == 2 else write("pow", total, 1 / p)]
 
 

@@ -24,7 +24,7 @@ from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, cast_to, formula_of, saturate
 from retune.compiler.frontend.ops.few_bits import pack_matrix
 from retune.compiler.frontend.ops.indexing import take
-from retune.compiler.frontend.ops.nn import as_channels, convolved, matrix_product
+from retune.compiler.frontend.ops.nn import as_channels, convolution, matrix_product
 from retune.compiler.graph.builder import GraphBuilder
 
 _STORED = ("int8", "uint8", "int16", "uint16", *NARROW_INTEGERS, "int32")
@@ -270,7 +270,7 @@ def _conv_integer(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     x, w = node.operand(builder, 0), node.operand(builder, 1)
     zeros = [_align_to_weight(builder, node.inputs[i], len(w.shape)) if node.has_input(i) else "" for i in (2, 3)]
     left, right = _subtract_zero(builder, node, x.name, zeros[0]), _subtract_zero(builder, node, w.name, zeros[1])
-    return [convolved(builder, node, left, right)]
+    return [convolution(builder, node, left, right)]
 
 
 def _dequantize_bias(builder: GraphBuilder, node: OnnxNode, bias: str) -> str:
@@ -286,14 +286,14 @@ def _qlinear_conv(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     data, weight = node.inputs[:3], node.inputs[3:6]
     if rank in (3, 4) and _fits_bytes(builder, data, weight):
         left, right = (_dequantize_operand(builder, node, operand) for operand in (data, weight))
-        real = convolved(builder, node, left, right)
+        real = convolution(builder, node, left, right)
         if node.has_input(8):
             bias = _dequantize_bias(builder, node, as_channels(builder, node.inputs[8], rank))
             real = builder.emit("add", [real, bias])
         return _quantize_result(builder, node, real)
     left = _subtract_zero(builder, node, x.name, _align_to_weight(builder, node.inputs[2], rank))
     right = _subtract_zero(builder, node, w.name, _align_to_weight(builder, node.inputs[5], rank))
-    product = convolved(builder, node, left, right)
+    product = convolution(builder, node, left, right)
     if node.has_input(8):
         product = builder.emit("add", [product, as_channels(builder, node.inputs[8], rank)])
     scales = [_align_to_weight(builder, node.inputs[i], rank) for i in (1, 4, 6)]

@@ -58,7 +58,7 @@ class _Image:
         ]
         return reduce(lambda left, right: self.write("bit_and", left, right), tests)
 
-    def bounded(self, coordinates: Sequence[str]) -> list[str]:
+    def clamp(self, coordinates: Sequence[str]) -> list[str]:
         """The coordinates, clamped to the border."""
         pairs = zip(coordinates, self.extents, strict=True)
         return [self.write("clip", coordinate, low=0.0, high=extent - 1.0) for coordinate, extent in pairs]
@@ -82,7 +82,7 @@ class _Image:
         """Linear interpolation; elements outside of the image are zeros."""
         terms = []
         for neighbor, weight in self.corners(coordinates):
-            value = self.write("mul", self.at(batch, self.bounded(neighbor)), self.wide(weight))
+            value = self.write("mul", self.at(batch, self.clamp(neighbor)), self.wide(weight))
             terms.append(self.write("where", self.wide(self.inside(neighbor)), value, 0.0))
         return self.total(terms)
 
@@ -149,11 +149,11 @@ def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         return [builder.filled(0, x.dtype, (*x.shape[:2], *outputs))]
     borders = [(0.0, extent - 1.0) if corners else (-0.5, extent - 0.5) for extent in image.extents]
 
-    def padded(coordinates: Sequence[str]) -> list[str]:
+    def pad(coordinates: Sequence[str]) -> list[str]:
         if padding == "reflection":
             pairs = zip(coordinates, borders, strict=True)
             coordinates = [_reflect(write, coordinate, *border) for coordinate, border in pairs]
-        return image.bounded(coordinates) if padding == "border" else list(coordinates)
+        return image.clamp(coordinates) if padding == "border" else list(coordinates)
 
     coordinates = []
     for axis, extent in enumerate(image.extents):
@@ -164,7 +164,7 @@ def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         coordinates.append(scaled if corners else write("sub", scaled, 0.5))
     if mode != "cubic":
         # ONNX Runtime rounds half to even, as `round` does.
-        coordinates = padded(
+        coordinates = pad(
             [write("round", coordinate) for coordinate in coordinates] if mode == "nearest" else coordinates
         )
     neighbors: list[tuple[list[str], str]] = [(coordinates, "")]
@@ -172,7 +172,7 @@ def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         neighbors = image.corners(coordinates) if mode == "linear" else _cubic_points(image, coordinates)
     terms = []
     for neighbor, weight in neighbors:
-        value = image.at(image.batches(2), image.bounded(padded(neighbor)))
+        value = image.at(image.batches(2), image.clamp(pad(neighbor)))
         value = write("mul", value, image.wide(weight)) if weight else value
         terms.append(write("where", image.wide(image.inside(neighbor)), value, 0.0) if padding == "zeros" else value)
     total = cast_to(builder, image.total(terms), x.dtype)
@@ -218,8 +218,8 @@ def _roi_align(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     batch = builder.emit("reshape", [batch], {"shape": (regions, 1, 1)})
     largest = node.text("mode", "avg") == "max"
     terms = [
-        write("mul", image.at(batch, image.bounded(neighbor)), image.wide(weight))
-        for neighbor, weight in image.corners(image.bounded(coordinates))
+        write("mul", image.at(batch, image.clamp(neighbor)), image.wide(weight))
+        for neighbor, weight in image.corners(image.clamp(coordinates))
     ]
     # ONNX's "max" is over weighted neighbors, as in ONNX Runtime, not over interpolated points.
     value = reduce(lambda left, right: write("maximum", left, right), terms) if largest else image.total(terms)

@@ -72,7 +72,7 @@ def _size(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [builder.constant(integers(node.operand(builder, 0).size), node.outputs[0])]
 
 
-def _reshaped(builder: GraphBuilder, node: OnnxNode, shape: tuple[int, ...]) -> Sequence[str]:
+def _reshape_to(builder: GraphBuilder, node: OnnxNode, shape: tuple[int, ...]) -> Sequence[str]:
     write, x = formula_of(builder, node)
     return [write("reshape", x, shape=shape)]
 
@@ -89,14 +89,14 @@ def _reshape(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         for extent in wanted:
             known_size *= extent if extent != -1 else 1
         wanted[wanted.index(-1)] = x.size // known_size if known_size else 0
-    return _reshaped(builder, node, tuple(wanted))
+    return _reshape_to(builder, node, tuple(wanted))
 
 
 def _flatten(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     x = node.operand(builder, 0)
     axis = node.integer("axis", 1)
     axis = axis + len(x.shape) if axis < 0 else axis
-    return _reshaped(builder, node, (prod(x.shape[:axis]), prod(x.shape[axis:])))
+    return _reshape_to(builder, node, (prod(x.shape[:axis]), prod(x.shape[axis:])))
 
 
 def _squeeze(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -105,7 +105,7 @@ def _squeeze(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     gone = {i for i, n in enumerate(shape) if n == 1} if axes is None else {node.axis(a, len(shape)) for a in axes}
     if any(shape[axis] != 1 for axis in gone):
         raise node.unsupported(f"cannot squeeze axes {sorted(gone)} of shape {list(shape)}")
-    return _reshaped(builder, node, tuple(n for i, n in enumerate(shape) if i not in gone))
+    return _reshape_to(builder, node, tuple(n for i, n in enumerate(shape) if i not in gone))
 
 
 def _unsqueeze(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -114,7 +114,7 @@ def _unsqueeze(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     rank = len(shape) + len(axes)
     for axis in sorted(node.axis(axis, rank) for axis in axes):
         shape.insert(axis, 1)
-    return _reshaped(builder, node, tuple(shape))
+    return _reshape_to(builder, node, tuple(shape))
 
 
 def _transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

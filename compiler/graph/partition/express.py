@@ -89,7 +89,7 @@ class _Writer:
         inside, value = {other.output for other in self.group.nodes}, self.graph.values[node.output]
         # The arguments are numbered as `group_signature` does, whatever the order of the operands.
         by_name = {name: self._operand(node, name) for name in node.inputs}
-        order = ordered(node, inside)
+        order = order_operands(node, inside)
         operands = [by_name[name] for name in order]
         types = [self.graph.values[name] for name in order]
         is_wide = node.output in self.wide and node.op not in _SUMMED
@@ -163,7 +163,7 @@ def _kept_in_float32(group: FusedOp, wide: frozenset[str]) -> frozenset[str]:
     )
 
 
-def ordered(node: Node, inside: set[str]) -> tuple[str, ...]:
+def order_operands(node: Node, inside: set[str]) -> tuple[str, ...]:
     """Operands; for a commutative operator, the operand computed in the group comes first."""
     if OPS[node.op].commutative and node.inputs[1] in inside and node.inputs[0] not in inside:
         # One order for `a + b` and `b + a` gives them one workload key.

@@ -154,7 +154,7 @@ def _batch_product(builder: GraphBuilder, node: Node, a: Quantity, b: Quantity) 
     depth = builder.value(a.name).shape[2]
     if not b.uniform or builder.value(b.name).dtype not in BYTES or depth > MOST_PRODUCTS // 2:
         return None
-    (first, left), (second, right) = _mixed(builder, _center(builder, a), _center(builder, b))
+    (first, left), (second, right) = _mix_signs(builder, _center(builder, a), _center(builder, b))
     first, second = _filled_terms(builder, first, 2), _filled_terms(builder, second, 1)
     whole = builder.emit("qbatch_matmul", [first, second], name=node.name)
     shape = builder.value(whole).shape
@@ -187,7 +187,7 @@ def _center(builder: GraphBuilder, numbers: Quantity) -> tuple[str, int]:
     return (flip_sign(builder, numbers.name), 0) if zero == 128 else (numbers.name, zero)
 
 
-def _mixed(builder: GraphBuilder, left: tuple[str, int], right: tuple[str, int]) -> tuple[tuple[str, int], ...]:
+def _mix_signs(builder: GraphBuilder, left: tuple[str, int], right: tuple[str, int]) -> tuple[tuple[str, int], ...]:
     """Bytes and zero points of two operands, of different signedness if either has a zero point, which joins the sums
     that are subtracted anyway: x86 multiplies such bytes as they are.
     """

@@ -12,7 +12,7 @@ from retune.compiler.core.dtype import is_float
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Array, Graph, Node
 from retune.compiler.graph.partition.memoize import memoize
-from retune.compiler.graph.passes.rules.views import reshaped
+from retune.compiler.graph.passes.rules.views import reshape
 from retune.compiler.ops.conv import LAYOUTS
 
 _CONVOLUTIONS = ("conv2d", "conv3d")
@@ -104,7 +104,7 @@ def _merge(builder: GraphBuilder, second: Node) -> str:
     rows = builder.value(second.inputs[0]).shape[:-1]
     if first.op == "dense":
         # Only rows matter, so the second product's form works as well, and its result needs no other shape.
-        x = reshaped(builder, first.inputs[0], (*rows, ahead.shape[0]))
+        x = reshape(builder, first.inputs[0], (*rows, ahead.shape[0]))
         name = builder.constant(product.reshape(*weight.shape[:-2], *product.shape), first.inputs[1])
         result = builder.emit(second.op, [x, name], second.attrs, name=second.name, output=second.output)
     else:
@@ -114,7 +114,7 @@ def _merge(builder: GraphBuilder, second: Node) -> str:
         if link.op == "add":
             shift = np.broadcast_to(np.asarray(builder.array(link.inputs[1])).ravel(), matrix.shape[:1])
             result = builder.emit("add", [result, builder.constant(_times(shift, matrix), link.inputs[1])])
-    return reshaped(builder, result, (*rows, weight.shape[-1]))
+    return reshape(builder, result, (*rows, weight.shape[-1]))
 
 
 def _times(left: Array, matrix: Array) -> Array:

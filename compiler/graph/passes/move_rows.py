@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
-from retune.compiler.graph.passes.rules.views import reshaped
+from retune.compiler.graph.passes.rules.views import reshape
 
 _MOVES = ("reshape", "slice", "transpose", "concat")
 _SCALES = ("mul", "add")
@@ -92,21 +92,21 @@ def _normalized_later(builder: GraphBuilder, last: Node) -> str:
     norm, *scales = _scales(builder, rows)
     moved_values = {rows: norm.inputs[0]}
 
-    def moved(name: str) -> str:
+    def move_before(name: str) -> str:
         """The value with the moves before the normalization."""
         node = builder.producer(name)
         if name not in moved_values and node is not None:
             moved_values[name] = builder.emit(
-                node.op, [moved(operand) for operand in node.inputs], node.attrs, name=node.name
+                node.op, [move_before(operand) for operand in node.inputs], node.attrs, name=node.name
             )
         return moved_values[name]
 
-    result = builder.emit(last.op, [moved(operand) for operand in last.inputs], last.attrs, name=last.name)
+    result = builder.emit(last.op, [move_before(operand) for operand in last.inputs], last.attrs, name=last.name)
     rank, width = len(builder.value(result).shape), builder.value(result).shape[-1]
     result = builder.emit("normalize", [result], {**norm.attrs, "axes": (rank - 1,)}, name=norm.name)
     for node in scales:
         factor = builder.value(node.inputs[1])
-        flat = reshaped(builder, factor.name, (width,) if factor.size == width else ())
+        flat = reshape(builder, factor.name, (width,) if factor.size == width else ())
         result = builder.emit(node.op, [result, flat], node.attrs, name=node.name)
     return result
 

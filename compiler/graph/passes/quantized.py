@@ -38,7 +38,7 @@ def compute_quantized(graph: Graph) -> Graph:
     """
     if not any(node.op in ("quantize", "dequantize") for node in graph.nodes):
         return graph
-    graph = rewrite(rewrite(graph, _unsigned), _join)
+    graph = rewrite(rewrite(graph, _make_unsigned), _join)
     graph = rewrite(graph, ScaleWriter(graph).write)
     return rewrite(graph, ScaleDivider(graph).move)
 
@@ -48,7 +48,7 @@ def _dequantize(builder: GraphBuilder, node: Node, numbers: Quantity, name: str,
     return builder.emit("dequantize", operands, {"axis": axis}, name=node.name, output=node.output)
 
 
-def _unsigned(builder: GraphBuilder, node: Node) -> str | None:
+def _make_unsigned(builder: GraphBuilder, node: Node) -> str | None:
     """Quantization to int8 -> to uint8 with a zero point 128 higher, which x86 multiplies by int8 as it is: the
     correction for flipped signs joins the bias instead of every sum.
     """

@@ -7,7 +7,7 @@ from retune.compiler.core.dtype import HALVES, is_float
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node, Value
 from retune.compiler.graph.passes.merge_products import is_product
-from retune.compiler.graph.passes.rules.views import reshaped
+from retune.compiler.graph.passes.rules.views import reshape
 
 _LARGEST_SHARE = 0.25
 """Most weights per element of the input. Scaled weights are not constant, so no layout is chosen for them: from 0.4 on
@@ -64,6 +64,6 @@ def _scale(builder: GraphBuilder, node: Node) -> str:
     operands = None if source is None else _gate(builder.value, source)
     assert operands is not None, "the builder has the nodes of the graph"
     x, gate = operands
-    column = reshaped(builder, gate, (builder.value(gate).size, 1))
+    column = reshape(builder, gate, (builder.value(gate).size, 1))
     weight = builder.emit("mul", [node.inputs[1], column], name=f"{node.name}_weight" if node.name else "")
     return builder.emit(node.op, [x, weight], node.attrs, name=node.name, output=node.output)

@@ -266,10 +266,10 @@ def _is_remainder(index: Expr) -> bool:
 def _forget(accesses: _Accesses, var: Var) -> _Accesses:
     """The accesses after `var` has changed."""
 
-    def forgotten(index: Expr) -> Expr:
+    def forget_index(index: Expr) -> Expr:
         return _SOMEWHERE if uses(index, var) else index
 
-    return frozenset(replace(access, indices=tuple(map(forgotten, access.indices))) for access in accesses)
+    return frozenset(replace(access, indices=tuple(map(forget_index, access.indices))) for access in accesses)
 
 
 def _of_the_iteration_before(accesses: _Accesses, var: Var) -> _Accesses:
@@ -285,13 +285,13 @@ def _in_the_first_iteration(accesses: _Accesses, var: Var, slotted: Collection[B
     literal number is written as the remainder that it is in the first iteration.
     """
 
-    def named(access: _Access) -> _Access:
+    def name_slot(access: _Access) -> _Access:
         match access.indices:
             case (Const() as slot, *rest) if access.buffer in slotted:
                 return replace(access, indices=((slot + var) % access.buffer.shape[0], *rest))
         return access
 
-    return frozenset(map(named, accesses))
+    return frozenset(map(name_slot, accesses))
 
 
 def _accesses(stmt: Stmt, below: _Guards) -> Iterator[_Access]:

@@ -20,7 +20,7 @@ from retune.compiler.ir.visit import substitute, variables
 from retune.compiler.lower.build_loops import LoopBuilder
 from retune.compiler.lower.gpu.cross_thread_reduction import ThreadLoop, plan_cross_thread_reduction
 from retune.compiler.lower.nests import NestLoop, join_into, known_extent, loop_var
-from retune.compiler.schedule.access import held_types
+from retune.compiler.schedule.reads import held_types
 from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation, Attached, State
 from retune.compiler.te.reduction import Reduce
 from retune.compiler.te.tensor import ComputeOp, ExternOp
@@ -45,7 +45,7 @@ def build_kernels(state: State, name: str, builder: "type[KernelBuilder] | None"
             raise LoweringError(f"{op.name}: calls the function {op.call.function}, which a GPU kernel cannot")
     kernel_builder = (builder or KernelBuilder)(state)
     nests = [nest for _, stmt in kernel_builder.statements() for nest in _launches(stmt)]
-    return tuple(kernel_builder.described(f"{name}_kernel{number}", nest) for number, nest in enumerate(nests))
+    return tuple(kernel_builder.describe(f"{name}_kernel{number}", nest) for number, nest in enumerate(nests))
 
 
 def _launches(stmt: Stmt) -> Iterator[Stmt]:
@@ -65,7 +65,7 @@ def _launches(stmt: Stmt) -> Iterator[Stmt]:
 class KernelBuilder(LoopBuilder):
     """The loops of a state for a GPU."""
 
-    def scattered(self, stage_id: int, op: ComputeOp) -> Stmt | None:  # noqa: ARG002
+    def scatter(self, stage_id: int, op: ComputeOp) -> Stmt | None:  # noqa: ARG002
         """None: threads that write to the same element would race."""
         return None
 

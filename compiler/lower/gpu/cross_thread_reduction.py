@@ -84,7 +84,7 @@ def plan_cross_thread_reduction(
 
     def wrap(update: Stmt) -> Stmt:
         first = wrap_in_loops(points, stores(partials, point, starts), [])
-        result = wrap_in_guards(guards, stores([buffer for buffer, _ in results], target, plan.joined()))
+        result = wrap_in_guards(guards, stores([buffer for buffer, _ in results], target, plan.results()))
         joined = allocate(plan.scratch, block(*plan.statements(), result))
         return allocate(partials, block(first, update, wrap_in_loops(inner, joined, [])))
 
@@ -137,7 +137,7 @@ class _Join:
             stmt = For(var, extent, loop.kind, stmt)
         return stmt
 
-    def named(self, ending: str, shape: tuple[int, ...], scope: str) -> tuple[Buffer, ...]:
+    def buffers(self, ending: str, shape: tuple[int, ...], scope: str) -> tuple[Buffer, ...]:
         """A buffer for every result."""
         names = [buffer.name.removesuffix(".part") for buffer in self.partials]
         pairs = zip(names, self.partials, strict=True)
@@ -153,14 +153,14 @@ class _TreeReduction(_Join):
     @property
     def scratch(self) -> tuple[Buffer, ...]:
         """The shared buffers: an element for every thread."""
-        return self.named("all", self.in_memory_order([loop.extent for loop in self.loops]), "shared")
+        return self.buffers("all", self.in_memory_order([loop.extent for loop in self.loops]), "shared")
 
     def in_memory_order(self, values: Sequence[_Along]) -> tuple[_Along, ...]:
         """`values`, one per loop, reordered z, y, x (x contiguous)."""
         order = sorted(range(len(self.loops)), key=lambda number: -THREAD_KINDS.index(self.loops[number].kind))
         return tuple(values[number] for number in order)
 
-    def joined(self) -> list[Expr]:
+    def results(self) -> list[Expr]:
         done = self.in_memory_order([*(loop.number for loop in self.others), *(const(0) for _ in self.across)])
         return [Load(buffer, done) for buffer in self.scratch]
 
@@ -193,12 +193,12 @@ class _WarpShuffle(_Join):
     def shared(self) -> tuple[Buffer, ...]:
         """An element for every warp, where there are several."""
         shape = (*(loop.extent for loop in self.others), self.extent // WARP)
-        return self.named("all", shape, "shared") if self.extent > WARP else ()
+        return self.buffers("all", shape, "shared") if self.extent > WARP else ()
 
     @property
     def other(self) -> tuple[Buffer, ...]:
         """Buffers for the values of another thread."""
-        return self.named("other", (), "local")
+        return self.buffers("other", (), "local")
 
     @property
     def scratch(self) -> tuple[Buffer, ...]:
@@ -206,13 +206,13 @@ class _WarpShuffle(_Join):
         return (*self.other, *self.shared)
 
     @property
-    def stored(self) -> list[Expr]:
+    def stored_results(self) -> list[Expr]:
         """The elements in which the first warp stores the results for the others."""
         done = (*(loop.number for loop in self.others), const(0))
         return [Load(buffer, done) for buffer in self.shared]
 
-    def joined(self) -> list[Expr]:
-        return self.own_partials if self.alone or not self.shared else self.stored
+    def results(self) -> list[Expr]:
+        return self.own_partials if self.alone or not self.shared else self.stored_results
 
     def statements(self) -> list[Stmt]:
         """The shuffles in every warp; then the first warp shuffles the warps' results."""

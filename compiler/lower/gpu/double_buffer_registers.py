@@ -56,12 +56,12 @@ class _Steps:
 
     def ahead(self) -> Stmt:
         # The prologue loads the first step of the first iteration.
-        first: tuple[Stmt, ...] = (self.wait, Barrier(), self.lanes(self.loaded(const(0), 0)))
+        first: tuple[Stmt, ...] = (self.wait, Barrier(), self.lanes(self.load(const(0), 0)))
         body: list[Stmt] = [*self.started]
         for number in range(self.step.extent - 1):
-            body.append(self.lanes(block(self.loaded(self.main.var, number + 1), self.multiplied(number))))
-        next_iteration = self.loaded(self.main.var + 1, 0)
-        body.extend((self.wait, Barrier(), self.lanes(block(next_iteration, self.multiplied(self.step.extent - 1)))))
+            body.append(self.lanes(block(self.load(self.main.var, number + 1), self.multiply(number))))
+        next_iteration = self.load(self.main.var + 1, 0)
+        body.extend((self.wait, Barrier(), self.lanes(block(next_iteration, self.multiply(self.step.extent - 1)))))
         sets = [copies_of(buffer, _SETS) for buffer in self.buffers]
         return allocate(sets, block(*first, replace(self.main, body=block(*body))))
 
@@ -69,13 +69,13 @@ class _Steps:
         """`body` in all lanes of a warp."""
         return replace(self.lane, body=body)
 
-    def loaded(self, iteration: Expr, number: int) -> Stmt:
+    def load(self, iteration: Expr, number: int) -> Stmt:
         """The statement that loads the fragments of a step."""
         named: dict[Expr, Expr] = {self.main.var: iteration, self.step.var: const(number)}
         moved = map_exprs(self.loads, lambda expr: substitute(expr, named))
         return select_copy(moved, self.buffers, const(number % _SETS), _SETS)
 
-    def multiplied(self, number: int) -> Stmt:
+    def multiply(self, number: int) -> Stmt:
         """The statement that multiplies the fragments of a step."""
         moved = map_exprs(self.products, lambda expr: substitute(expr, {self.step.var: const(number)}))
         return select_copy(moved, self.buffers, const(number % _SETS), _SETS)

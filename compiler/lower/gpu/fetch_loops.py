@@ -37,7 +37,7 @@ def _peel(loop: For, ranges: Ranges) -> Stmt | None:
     inner = any(each.kind is LoopKind.SERIAL for each in find_stmts(For, loop.body))
     unrolled = replace(loop, kind=LoopKind.UNROLL) if loop.extent <= _MOST_UNROLLED and not inner else loop
     # All iterations but the last: a guard that holds in each of them is dropped there.
-    body = _freed(loop.body, loop.var, {**ranges, loop.var: (0, loop.extent - 2)})
+    body = _drop_guards(loop.body, loop.var, {**ranges, loop.var: (0, loop.extent - 2)})
     if body is None or body is loop.body:
         return None if unrolled is loop else rewrite_inside(unrolled, {For: _peel}, ranges)
     last: dict[Expr, Expr] = {loop.var: const(loop.extent - 1)}
@@ -57,7 +57,7 @@ def _fetches(stmt: Stmt) -> bool:
     return False
 
 
-def _freed(stmt: Stmt, var: Var, ranges: Ranges) -> Stmt | None:
+def _drop_guards(stmt: Stmt, var: Var, ranges: Ranges) -> Stmt | None:
     """The statement without the guards on `var`, which all hold; None where any may fail."""
     guards = [(part, inside) for guard, inside in walk_in_scope(stmt, ranges) for part in _conditions(guard)]
     named = [(part, inside) for part, inside in guards if uses(part, var)]

@@ -147,9 +147,9 @@ class TensorBuilder(KernelBuilder):
             ranges.update((loop_var(loop.key), (0, known_extent(loop.extent) - 1)) for loop in bounds.own)
         return ranges
 
-    def described(self, name: str, body: Stmt) -> LoopFunction:
+    def describe(self, name: str, body: Stmt) -> LoopFunction:
         """The kernel called `name` with `body` and the depths of its pipelines."""
-        function = super().described(name, body)
+        function = super().describe(name, body)
         pipelines = []
         for number, stage in enumerate(self.state.stages):
             if stage.pipeline is not None:
@@ -202,8 +202,8 @@ class TensorBuilder(KernelBuilder):
         names = [read.tensor.op for read in _reads_of(op)]
         inner_depth = [depth_is_inner(each) for each in names if isinstance(each, ComputeOp)]
         fragments = Fragments(product, self.buffers[stage_id][0], inner, stage_id)
-        steps = fragments.multiplied(reads[0], reads[1], inner_depth)
-        return block(fragments.cleared(), self.wrap(stage_id, outer, steps, [], None))
+        steps = fragments.multiply(reads[0], reads[1], inner_depth)
+        return block(fragments.clear(), self.wrap(stage_id, outer, steps, [], None))
 
     def check_outside(self, stage_id: int, first: int, last: int) -> None:
         """Raises: LoweringError when a stage is computed inside the loops over fragments, from number `first` on."""
@@ -238,7 +238,7 @@ class Fragments:
     loops: Sequence[NestLoop]
     stage: int
 
-    def cleared(self) -> Stmt:
+    def clear(self) -> Stmt:
         element = Var(f"e.s{self.stage}")
         indices = (*self.fragment, element)
         clear = For(element, SUM_ELEMENTS, LoopKind.UNROLL, Store(self.sums, indices, const(0.0)))
@@ -254,7 +254,7 @@ class Fragments:
         """The statement for every fragment along one dimension."""
         return For(loop.var, loop.extent, LoopKind.UNROLL, body) if loop.extent > 1 else body
 
-    def multiplied(self, left: Load, right: Load, inner_depth: Sequence[bool]) -> Stmt:
+    def multiply(self, left: Load, right: Load, inner_depth: Sequence[bool]) -> Stmt:
         """One step along the sum: the fragments of both factors loaded, and all pairs multiplied."""
         instruction, lane = self.product.instruction, Var(f"lane.s{self.stage}")
         shapes = (self.product.rows, instruction.left_elements), (self.product.columns, instruction.right_elements)
@@ -295,7 +295,7 @@ class Fragments:
             values: dict[Expr, Expr] = dict(
                 zip((self.loops[loop].var for loop in loop_numbers), position(lane, element), strict=True)
             )
-            stores.append(Store(fragment, (number, const(element)), self.moved(source, values)))
+            stores.append(Store(fragment, (number, const(element)), self.at_values(source, values)))
         return block(*stores)
 
     def left_loads(self, fragment: Buffer, source: Load, lane: Expr, *, inner_depth: bool) -> Stmt:
@@ -332,7 +332,7 @@ class Fragments:
         # `ldmatrix` transposes elements of 16 bits only.
         if self.product.instruction.packed > 1:
             return True
-        return inner_depth and source.buffer.scope == "shared" and self.is_aligned(self.moved(source, values))
+        return inner_depth and source.buffer.scope == "shared" and self.is_aligned(self.at_values(source, values))
 
     def is_aligned(self, element: Load) -> bool:
         """Whether an element is at a multiple of 16 bytes."""
@@ -348,7 +348,7 @@ class Fragments:
 
         Raises: LoweringError when rows do not start at multiples of 16 bytes.
         """
-        first = self.moved(source, values)
+        first = self.at_values(source, values)
         # `ldmatrix` faults on rows that are not aligned to 16 bytes.
         if not self.is_aligned(first):
             raise LoweringError(
@@ -357,6 +357,6 @@ class Fragments:
         return LoadMatrix(fragment, (number, const(0)), source.buffer, first.indices, count, transposed)
 
     @staticmethod
-    def moved(source: Load, values: Mapping[Expr, Expr]) -> Load:
+    def at_values(source: Load, values: Mapping[Expr, Expr]) -> Load:
         """`source` at other values of some variables."""
         return Load(source.buffer, tuple(as_index(affine(substitute(index, values))) for index in source.indices))

@@ -218,7 +218,7 @@ class GroupBuilder(TensorBuilder):
         # The factors are written by ordinary stores, which the tensor cores see only after a fence.
         steps = block(ProxyFence(), multiply, WarpgroupWait(0, sums, first, group.shape.sums))
         outer_loops = outer[: len(outer) - group.folded]
-        cleared = Fragments(product, sums, inner, stage_id).cleared()
+        cleared = Fragments(product, sums, inner, stage_id).clear()
         return block(cleared, self.wrap(stage_id, outer_loops, steps, [], None))
 
 

@@ -59,10 +59,10 @@ class MoveLocals:
 
 
 def _move(part: Stmt, targets: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]]) -> Stmt:
-    def moved(buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]] | None:
+    def move(buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]] | None:
         if buffer not in targets:
             return None
         large, first = targets[buffer]
         return large, (*first, *indices)
 
-    return redirect(rewrite(part, {Allocate: lambda scope: scope.body if scope.buffer in targets else None}), moved)
+    return redirect(rewrite(part, {Allocate: lambda scope: scope.body if scope.buffer in targets else None}), move)

@@ -188,10 +188,10 @@ def _guards(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[IndexForm, Ranges]]:
     for inner, inside in walk_in_scope(stmt, ranges):
         match inner:
             case If(condition):
-                yield from ((form, inside) for form in _undecided(condition, inside))
+                yield from ((form, inside) for form in _undecided_forms(condition, inside))
 
 
-def _undecided(condition: Expr, ranges: Ranges) -> Iterator[IndexForm]:
+def _undecided_forms(condition: Expr, ranges: Ranges) -> Iterator[IndexForm]:
     """The undecided parts of a condition, as forms that are at least 0 where they hold."""
     for part in conjuncts(condition):
         form = slack(part)
@@ -224,7 +224,7 @@ def _seams(loop: For, ranges: Ranges) -> list[int]:
     seams: set[int] = set()
     choice: Expr | None = _only_choice(leaf.value)
     while isinstance(choice, Select):
-        for form in _undecided(choice.condition, inside):
+        for form in _undecided_forms(choice.condition, inside):
             slope = form.terms.get(loop.var, 0)
             if slope and deciding.issuperset(form.terms):
                 others = form.plus(Affine(0, {loop.var: 1}), -slope)

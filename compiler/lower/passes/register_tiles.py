@@ -63,7 +63,7 @@ class _Rewriter:
 
     def on_loop(self, loop: For, _: Ranges) -> Stmt | None:
         tile = self.match(loop)
-        return None if tile is None else nest(tile.outer, self.tiled(tile, None))
+        return None if tile is None else nest(tile.outer, self.tile_reduction(tile, None))
 
     def on_block(self, statements: Block, _: Ranges) -> Stmt:
         done: list[Stmt] = []
@@ -75,7 +75,7 @@ class _Rewriter:
                 continue
             # These values initialize the accumulators; nothing else reads them in memory.
             del done[-_initial_statements(tile) :]
-            done.append(self.tiled(tile, start))
+            done.append(self.tile_reduction(tile, start))
         return block(*done)
 
     def match(self, stmt: Stmt) -> _Tile | None:
@@ -113,14 +113,14 @@ class _Rewriter:
         """Lanes of a vector of the widest accumulator type."""
         return max(1, self.vector_bytes // max(item_bytes(sum_type(store.buffer.dtype)) for store in stores))
 
-    def tiled(self, tile: _Tile, start: Sequence[Expr] | None) -> Stmt:
+    def tile_reduction(self, tile: _Tile, start: Sequence[Expr] | None) -> Stmt:
         """The reduction with its accumulators; `start` are their first values, None to load them."""
         shape = tuple(loop.extent for loop in tile.spatial)
         if shape and tile.spatial[-1].kind is LoopKind.VECTOR:
             # A masked vector at the end of a row needs room for all of its lanes.
             shape = (*shape[:-1], self.whole_vectors(shape[-1], tile.stores))
         accs = [
-            Buffer(f"{store.buffer.name}.acc{self.count}", shape, _held(store, tile), "register")
+            Buffer(f"{store.buffer.name}.acc{self.count}", shape, _accumulator_type(store, tile), "register")
             for store in tile.stores
         ]
         self.count += 1
@@ -138,10 +138,10 @@ class _Rewriter:
         results = zip(tile.stores, accumulators.values(), strict=True)
         end = nest(unrolled, block(*(replace(store, value=cast(store.buffer.dtype, acc)) for store, acc in results)))
         work = self.vectors(tile.spatial, tile.stores)
-        reduce = self.unrolled(tile.reduce, work, tile.stores[0].buffer.name)
+        reduce = self.unroll(tile.reduce, work, tile.stores[0].buffer.name)
         return allocate(accs, block(begin, nest(reduce, step), end))
 
-    def unrolled(self, loops: Sequence[For], work: int, name: str) -> tuple[For, ...]:
+    def unroll(self, loops: Sequence[For], work: int, name: str) -> tuple[For, ...]:
         """Reduction loops, unrolled from the innermost outwards while the straight-line work stays within the limit."""
         limit = self.limits.get(name, 0)
         result: list[For] = []
@@ -190,7 +190,7 @@ def _is_update(store: Store) -> bool:
     return False
 
 
-def _held(store: Store, tile: _Tile) -> str:
+def _accumulator_type(store: Store, tile: _Tile) -> str:
     """The type of the accumulators: wider than the elements if they are only joined with values."""
     return sum_type(store.buffer.dtype) if tile.update is store else store.buffer.dtype
 

@@ -23,10 +23,10 @@ class ReuseLocals:
     name: str = "reuse-locals"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        return replace(function, body=rewrite(function.body, {Allocate: _shared}))
+        return replace(function, body=rewrite(function.body, {Allocate: _share}))
 
 
-def _shared(stmt: Allocate) -> Stmt | None:
+def _share(stmt: Allocate) -> Stmt | None:
     """The scope of a buffer, with the inner buffers that take over its memory."""
     memory, body = stmt.buffer, stmt.body
     # A function may read all of its arguments, whatever their indices.

@@ -378,15 +378,15 @@ def readable_name(key: str) -> str:
     if _HASH.fullmatch(str(name)) and shapes and len(shapes) == len(arguments):
         *inputs, output = shapes
         return _cut(f"{str(name)[:8]}: {', '.join(inputs) or 'nothing'} to {output}")
-    return _cut(f"{name}({', '.join(map(_worded, arguments))})" if arguments else str(name))
+    return _cut(f"{name}({', '.join(map(_abbreviate, arguments))})" if arguments else str(name))
 
 
-def _worded(argument: object) -> str:
+def _abbreviate(argument: object) -> str:
     """An argument of a workload key, abbreviated: tensors and other sequences of numbers as 1x2x3."""
     if isinstance(argument, list) and len(argument) == 3 and argument[0] == "TENSOR":
-        return f"{_worded(argument[1])} {argument[2]}"
+        return f"{_abbreviate(argument[1])} {argument[2]}"
     if isinstance(argument, list):
-        return _TIMES.join(map(_worded, argument))
+        return _TIMES.join(map(_abbreviate, argument))
     return str(argument)
 
 

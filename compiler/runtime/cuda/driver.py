@@ -89,9 +89,9 @@ class _CoreDriver:
     def devices(self) -> tuple[GpuDevice, ...]:
         """All devices of CUDA, in its order; the package's own list may be the machine's."""
         count = self._check(self._bindings.cuDeviceGetCount())
-        return tuple(self._try(partial(self._known, number)) for number in range(count))
+        return tuple(self._try(partial(self._describe, number)) for number in range(count))
 
-    def _known(self, number: int) -> GpuDevice:
+    def _describe(self, number: int) -> GpuDevice:
         return _facts_of_device(self._core.Device(number))
 
     def open(self, number: int) -> None:
@@ -212,17 +212,17 @@ class _CoreDriver:
         except DeviceError:
             raise
         except Exception as failure:
-            raise _failed(str(failure)) from failure
+            raise _failure(str(failure)) from failure
 
     def _check(self, answer: tuple[Any, ...]) -> Any:
         """The value after CUDA's code. Raises: DeviceError for a code other than success."""
         code, *values = answer
         if int(code) != 0:
-            raise _failed(str(getattr(code, "name", code)))
+            raise _failure(str(getattr(code, "name", code)))
         return values[0] if values else None
 
 
-def _failed(text: str) -> DeviceError:
+def _failure(text: str) -> DeviceError:
     return DeviceError(f"CUDA: {text}", lasting=any(word in text.upper() for word in _LASTING))
 
 

@@ -77,7 +77,7 @@ class GraphExecutor(TimedExecutor):
         self._host = HostMemory(threads, kernels)
         self._memories: tuple[DeviceMemory, ...] = (self._host, *memories)
         for device, memory in enumerate(self._memories):
-            memory.open(plan, network.constants, self.placed.used(plan, device))
+            memory.open(plan, network.constants, self.placed.used_buffers(plan, device))
         self._copies = DeviceCopies(plan, self.placed, self._host, self._memories)
         self._calls = bind_calls(network, functions, self._host, self._memories)
         self._steps = order_steps(self.placed, self._calls, self._copies, self._memories)
@@ -273,7 +273,7 @@ class GraphExecutor(TimedExecutor):
         is changed then.
         """
         buffers = self.network.plan.buffers
-        arrays = self._known(params_bytes if isinstance(params_bytes, Mapping) else load_param_dict(params_bytes))
+        arrays = self._by_number(params_bytes if isinstance(params_bytes, Mapping) else load_param_dict(params_bytes))
         for number, array in arrays.items():
             # All are checked before the first is copied: an error leaves the executor unchanged.
             check_fit(array, buffers[number], "parameter")
@@ -292,7 +292,7 @@ class GraphExecutor(TimedExecutor):
             raise OptionError(f"parameters are shared with another executor, not {other!r:.80}")
         buffers = self.network.plan.buffers
         arrays = {}
-        for number in self._known(load_param_dict(params_bytes)):
+        for number in self._by_number(load_param_dict(params_bytes)):
             source = other._settable.get(buffers[number].name)
             if source is None:
                 raise OptionError(f"the other executor has no parameter {buffers[number].name} to share")
@@ -317,7 +317,7 @@ class GraphExecutor(TimedExecutor):
             f"network {self.network.plan.name}: no value was set for the parameters {names:.200}; {advice}"
         )
 
-    def _known(self, params: Mapping[str, Array]) -> dict[int, Array]:
+    def _by_number(self, params: Mapping[str, Array]) -> dict[int, Array]:
         return {self._settable[name]: array for name, array in params.items() if name in self._settable}
 
     def call(self, index: int) -> None:

@@ -62,7 +62,7 @@ class PlacedPlan:
     def copies(self) -> tuple[Copy, ...]:
         return tuple(step for step in self.steps if isinstance(step, Copy))
 
-    def used(self, plan: Plan, device: int) -> list[int]:
+    def used_buffers(self, plan: Plan, device: int) -> list[int]:
         """The numbers of the buffers a device needs, by owner."""
         numbers: set[int] = set()
         for step in (*self.constants, *self.steps):

@@ -51,7 +51,7 @@ class ContentionMeter(Closing):
         """Nanoseconds: for one thread its CPU time, for several their time waiting for a CPU."""
         if self._threads == 1:
             return time.thread_time_ns()
-        return sum(_waited(file) for file in self._files)
+        return sum(_waiting_ns(file) for file in self._files)
 
 
 def _schedstat_files() -> list[int]:
@@ -68,7 +68,7 @@ def _schedstat_files() -> list[int]:
     return files
 
 
-def _waited(file: int) -> int:
+def _waiting_ns(file: int) -> int:
     """The second number of a schedstat file: nanoseconds spent ready but not running."""
     try:
         return int(os.pread(file, 80, 0).split()[1])

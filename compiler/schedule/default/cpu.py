@@ -14,17 +14,6 @@ from math import prod
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Const, Select
 from retune.compiler.ir.visit import walk
-from retune.compiler.schedule.access import (
-    LEAST_PIECE,
-    consumers,
-    elementwise_match,
-    is_read_by_function,
-    is_strictly_inlineable,
-    needs_multi_level_tiling,
-    piece_widths,
-    reduces_rows,
-    single_elementwise_consumer,
-)
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.product_tiles import (
     axes_of,
@@ -36,6 +25,17 @@ from retune.compiler.schedule.default.product_tiles import (
     split_for_tile,
 )
 from retune.compiler.schedule.default.row_blocks import find_row_blocks, in_row_blocks
+from retune.compiler.schedule.reads import (
+    LEAST_PIECE,
+    consumers,
+    elementwise_match,
+    is_read_by_function,
+    is_strictly_inlineable,
+    needs_multi_level_tiling,
+    piece_widths,
+    reduces_rows,
+    single_elementwise_consumer,
+)
 from retune.compiler.schedule.state import Annotation, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, ComputeInline, Fuse, Reorder, Split, Step
 from retune.compiler.te.reduction import Axis

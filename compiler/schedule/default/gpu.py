@@ -20,10 +20,10 @@ from retune.compiler.core.errors import ScheduleError
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.expr import Expr, const
 from retune.compiler.ir.visit import substitute, walk
-from retune.compiler.schedule.access import consumers, is_read_by_function, single_elementwise_consumer
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.product_tiles import row_axis_of
 from retune.compiler.schedule.inlining import inline_body
+from retune.compiler.schedule.reads import consumers, is_read_by_function, single_elementwise_consumer
 from retune.compiler.schedule.state import Annotation, IterKind, Root, State
 from retune.compiler.schedule.steps import (
     Annotate,

@@ -15,7 +15,7 @@ from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr
 from retune.compiler.ir.operators import SHIFTS
 from retune.compiler.ir.visit import walk
-from retune.compiler.schedule.access import needs_multi_level_tiling
+from retune.compiler.schedule.reads import needs_multi_level_tiling
 from retune.compiler.schedule.state import Annotation, IterKind, State
 from retune.compiler.schedule.steps import UNROLL_PRAGMA, Annotate, Pragma, Reorder, Split
 from retune.compiler.te.reduction import Axis

@@ -11,7 +11,6 @@ from math import prod
 from retune.compiler.core.dtype import HALVES, item_bytes
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Const
-from retune.compiler.schedule.access import is_strictly_inlineable
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.product_tiles import (
     as_tile,
@@ -21,6 +20,7 @@ from retune.compiler.schedule.default.product_tiles import (
     row_axis_of,
     strip_type,
 )
+from retune.compiler.schedule.reads import is_strictly_inlineable
 from retune.compiler.schedule.state import Annotation, Attached, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split
 from retune.compiler.te.reduction import Axis

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 
 from retune.compiler.core.dtype import item_bytes
-from retune.compiler.schedule.access import needs_multi_level_tiling
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.reads import needs_multi_level_tiling
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.te.tensor import ComputeOp
 

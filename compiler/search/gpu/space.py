@@ -51,7 +51,7 @@ class GpuSketchSpace(SketchSpace):
 
     def sample(self, rng: np.random.Generator, count: int, placements: int | None = None) -> Rows:
         """Draw rows as for a CPU; redraw illegal rows, which most tilings make, up to `sample_attempts` times."""
-        rows = self._drawn(rng, count, placements)
+        rows = self._draw(rng, count, placements)
         if not len(rows):
             return rows
         kept = np.zeros(count, dtype=np.bool_)
@@ -61,7 +61,7 @@ class GpuSketchSpace(SketchSpace):
                 kept[np.flatnonzero(~kept)[which]] = self.legal(group)
             if kept.all():
                 break
-            rows[~kept] = self._drawn(rng, int(np.count_nonzero(~kept)), placements)
+            rows[~kept] = self._draw(rng, int(np.count_nonzero(~kept)), placements)
         else:
             self._exchange_kernels(rng, rows)
         return rows

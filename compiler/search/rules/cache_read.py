@@ -5,7 +5,7 @@ The same stage is visited again.
 
 from dataclasses import dataclass
 
-from retune.compiler.schedule.access import consumers, needs_multi_level_tiling
+from retune.compiler.schedule.reads import consumers, needs_multi_level_tiling
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import CacheRead, ComputeAt
 from retune.compiler.search.rules.base import SketchContext, Verdict

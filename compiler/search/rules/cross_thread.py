@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from retune.compiler.schedule.access import needs_multi_level_tiling, single_consumer
+from retune.compiler.schedule.reads import needs_multi_level_tiling, single_consumer
 from retune.compiler.schedule.state import Annotation, State
 from retune.compiler.schedule.steps import Annotate, ComputeAt, FollowSplit, Split
 from retune.compiler.search.rules.base import SketchContext, Verdict

@@ -5,14 +5,14 @@ They are pure functions.
 
 from math import prod
 
-from retune.compiler.schedule.access import (
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.reads import (
     is_read_by_function,
     is_shifted_axis,
     is_strictly_inlineable,
     needs_multi_level_tiling,
     single_elementwise_consumer,
 )
-from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import SHARED_SUFFIX, Annotation, Attached, IterKind, State
 from retune.compiler.schedule.steps import AsMatmul, CacheRead, CacheWrite, Rfactor, Split
 from retune.compiler.search.rules.base import SketchContext

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from retune.compiler.core.errors import ScheduleError
-from retune.compiler.schedule.access import consumers, producers
+from retune.compiler.schedule.reads import consumers, producers
 from retune.compiler.schedule.state import Annotation, State
 from retune.compiler.schedule.steps import ComputeAt
 from retune.compiler.search.rules.base import SketchContext, Verdict

@@ -5,7 +5,7 @@ The sketch fixes the number of parts; a second kernel adds them up.
 
 from dataclasses import dataclass
 
-from retune.compiler.schedule.access import needs_multi_level_tiling
+from retune.compiler.schedule.reads import needs_multi_level_tiling
 from retune.compiler.schedule.state import IterKind, Root, State
 from retune.compiler.schedule.steps import Rfactor
 from retune.compiler.search.rules.base import SketchContext, Verdict

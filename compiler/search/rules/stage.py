@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from retune.compiler.schedule.access import needs_multi_level_tiling
+from retune.compiler.schedule.reads import needs_multi_level_tiling
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import CacheWrite, ComputeAt, ComputeInline
 from retune.compiler.search.rules.base import SketchContext, Verdict

@@ -139,7 +139,7 @@ class _Auto:
         """
         power = 1.0 if self.costs.metric == "cosine" else 2.0
         groups = [
-            [Option(self._saved({unit: form}), self.costs.unit_errors[unit, form] ** power) for form in forms]
+            [Option(self._gain({unit: form}), self.costs.unit_errors[unit, form] ** power) for form in forms]
             for unit, forms in self.options
         ]
         chosen = choose_options(groups, limit**power)
@@ -152,7 +152,7 @@ class _Auto:
     def _measure(self, chosen: Mapping[Unit, str]) -> float:
         return self.costs.error(self._layers_in(chosen))
 
-    def _saved(self, chosen: Mapping[Unit, str]) -> float:
+    def _gain(self, chosen: Mapping[Unit, str]) -> float:
         seconds = self.costs.seconds
         return sum(seconds(unit, FLOAT32) - seconds(unit, form) for unit, form in chosen.items())
 
@@ -168,7 +168,7 @@ class _Auto:
             error, last = self._measure(chosen), chosen
             if error <= allowed:
                 low = limit
-                best = max(best, chosen, key=self._saved)
+                best = max(best, chosen, key=self._gain)
             else:
                 high = limit
             # Bisection between limits that hold and that do not, in the logarithm; a factor of 2 until both are known.
@@ -256,7 +256,7 @@ class _Auto:
         power = 1.0 if self.costs.metric == "cosine" else 2.0
         predicted = sum(self.costs.unit_errors[unit, form] ** power for unit, form in chosen.items()) ** (1 / power)
         scale = predicted / error if error > 0.0 else 1.0
-        return tuple((tolerance, max(whole - self._saved(self._solve(tolerance * scale)), 0.0)) for tolerance in _CURVE)
+        return tuple((tolerance, max(whole - self._gain(self._solve(tolerance * scale)), 0.0)) for tolerance in _CURVE)
 
     def _float32(self, note: str) -> PrecisionChoice:
         seconds, name = self.costs.times[FLOAT32], self.costs.bench.graph.name

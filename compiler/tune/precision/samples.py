@@ -41,7 +41,7 @@ def read_samples(calibrate: Any, inputs: Sequence[Value], seed: int) -> tuple[Sa
     """
     if calibrate is None:
         rng = np.random.default_rng(seed)
-        return tuple(_drawn(inputs, rng) for _ in range(RANDOM))
+        return tuple(_draw(inputs, rng) for _ in range(RANDOM))
     samples: list[Sample] = []
     for where, arrays in _entries(calibrate, inputs):
         samples += _split(where, arrays, inputs)
@@ -93,7 +93,7 @@ def save_samples(samples: Sequence[Sample], folder: Path) -> str:
     return str(path)
 
 
-def _drawn(inputs: Sequence[Value], rng: np.random.Generator) -> Sample:
+def _draw(inputs: Sequence[Value], rng: np.random.Generator) -> Sample:
     """Normal floats; integers are 0 or 1, which are legal indices everywhere."""
     return {
         value.name: rng.standard_normal(value.shape).astype(value.dtype)

@@ -51,7 +51,7 @@ def runs(
             Column("threads", lambda row: row["threads"], folds=False, from_width=110),
             Column("precision", lambda row: row["precision"], folds=False, from_width=145),
             Column("begun UTC", lambda row: moment(row["started"])[:16], folds=False),
-            Column("ended UTC", lambda row: _ended(row["completed"]), folds=False, from_width=130),
+            Column("ended UTC", lambda row: _end_time(row["completed"]), folds=False, from_width=130),
             Column("trials", lambda row: row["trials"], folds=False),
             Column("untuned ms", lambda row: milliseconds(row["untuned_seconds"]), folds=False, from_width=96),
             Column("tuned ms", lambda row: milliseconds(row["tuned_seconds"]), folds=False),
@@ -59,7 +59,7 @@ def runs(
     )
 
 
-def _ended(completed: float | None) -> str:
+def _end_time(completed: float | None) -> str:
     return moment(completed)[:16] if completed else "not yet"
 
 

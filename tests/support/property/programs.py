@@ -4,9 +4,9 @@ import numpy as np
 
 from retune.compiler import te
 from retune.compiler.core.errors import ScheduleError
-from retune.compiler.schedule.access import consumers, is_strictly_inlineable
 from retune.compiler.schedule.bounds import infer_stage_bounds
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.reads import consumers, is_strictly_inlineable
 from retune.compiler.schedule.state import Annotation, Inlined, IterKind, Root, State
 from retune.compiler.schedule.steps import (
     Annotate,

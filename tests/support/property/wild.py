@@ -6,9 +6,9 @@ A step that does not apply is dropped, so the schedule replays and its bounds ca
 from collections.abc import Callable
 
 from retune.compiler.core.errors import ScheduleError
-from retune.compiler.schedule.access import consumers
 from retune.compiler.schedule.bounds import infer_stage_bounds
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.reads import consumers
 from retune.compiler.schedule.state import Annotation, Attached, Inlined, IterKind, Root, State
 from retune.compiler.schedule.steps import (
     Annotate,

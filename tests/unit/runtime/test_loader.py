@@ -94,13 +94,13 @@ def test_damaged_code_and_missing_symbols_raise_and_do_not_end_the_process() -> 
 
 def test_kernels_that_are_loaded_together_are_one_library(monkeypatch: pytest.MonkeyPatch) -> None:
     linked: list[str] = []
-    link = loader._linked
+    link = loader._build_library
 
     def counted(builder: Any, name: str) -> Any:
         linked.append(name)
         return link(builder, name)
 
-    monkeypatch.setattr(loader, "_linked", counted)
+    monkeypatch.setattr(loader, "_build_library", counted)
     kernels = load_kernels([artifact("good", f"k{number}") for number in range(4)])
     assert len(linked) == 1
     a, b = _buffers()

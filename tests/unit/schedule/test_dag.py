@@ -11,9 +11,9 @@ from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel
-from retune.compiler.schedule.access import elementwise_match, is_strictly_inlineable, needs_multi_level_tiling
 from retune.compiler.schedule.contraction import contraction_of
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.reads import elementwise_match, is_strictly_inlineable, needs_multi_level_tiling
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.te.tensor import CONCATENATED, Tensor

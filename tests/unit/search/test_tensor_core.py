@@ -114,7 +114,7 @@ def test_what_the_mask_lets_pass_is_lowered_within_the_limits(name: str) -> None
     small = replace(GPU, max_shared_memory_per_block=16384, max_threads_per_block=256)
     space = tensor_space(dag, hardware=small)
     passed = 0
-    for _, group in space.groups(space._drawn(np.random.default_rng(0), 200)):
+    for _, group in space.groups(space._draw(np.random.default_rng(0), 200)):
         for row, legal in zip(group.rows, space.legal(group), strict=True):
             state = replay(dag, space.steps(row))
             if not legal:
@@ -134,7 +134,7 @@ def test_shared_memory_is_counted_as_it_is_allocated(kibibytes: int, count: int)
     roomy = replace(GPU, max_shared_memory_per_block=1 << 20)
     space = tensor_space(dag, hardware=roomy)
     seen: set[bool] = set()
-    for _, group in space.groups(space._drawn(np.random.default_rng(0), count)):
+    for _, group in space.groups(space._draw(np.random.default_rng(0), count)):
         legal_here = replace(space, hardware=tight).legal(group)
         for row, fits, legal in zip(group.rows, space.legal(group), legal_here, strict=True):
             if not fits:

@@ -17,7 +17,7 @@ from retune.compiler.frontend.ops.attention import (
     join_heads,
     split_heads,
 )
-from retune.compiler.frontend.ops.contributed.quantized import scaled
+from retune.compiler.frontend.ops.contributed.quantized import scale_product
 from retune.compiler.frontend.ops.elementwise import Converter, cast_to
 from retune.compiler.frontend.ops.indexing import cut, take
 from retune.compiler.frontend.ops.standard import Composition, compose
@@ -121,7 +121,7 @@ def _attention(write: Composition) -> list[str]:
 def _quantized_attention(write: Composition) -> list[str]:
     _check_attention(write)
     whole = write("MatMulInteger", *write.node.inputs[:2], write.operand(6), write.operand(7))
-    product = scaled(write, whole, (write.operand(3), write.operand(4)), write.operand(2))
+    product = scale_product(write, whole, (write.operand(3), write.operand(4)), write.operand(2))
     sizes = (write.shape(product)[2] // 3,) * 3
     return _attend(write, product, sizes, [write.operand(5), write.operand(8), ""])
 

@@ -86,7 +86,7 @@ def _convolution(write: Composition) -> str:
     return channels_last(write, write("QLinearConv", channels_first(write, x), *others, **write.node.attributes))
 
 
-def scaled(write: Composition, whole: str, scales: tuple[str, str], bias: str) -> str:
+def scale_product(write: Composition, whole: str, scales: tuple[str, str], bias: str) -> str:
     """Integers times the scale of the first factor and that of the second, plus a bias; in float32."""
     dtype = write.dtype(scales[1])
     first, second = (write.cast(name, sum_type(dtype)) for name in scales)
@@ -99,7 +99,7 @@ def scaled(write: Composition, whole: str, scales: tuple[str, str], bias: str) -
 def _integer_product(write: Composition) -> str:
     """A and B, their scales, their zero points, and a bias."""
     whole = write("MatMulInteger", *write.node.inputs[:2], write.operand(4), write.operand(5))
-    return scaled(write, whole, (write.operand(2), write.operand(3)), write.operand(6))
+    return scale_product(write, whole, (write.operand(2), write.operand(3)), write.operand(6))
 
 
 def _dynamic_product(write: Composition) -> str:
@@ -118,7 +118,7 @@ def _gemm(write: Composition) -> str:
     whole = write("Add", whole, write.operand(6)) if write.operand(6) else whole
     scale, alpha = write.operand(1), write.node.number("alpha", 1.0)
     scale = scale if alpha == 1.0 else write("Mul", scale, alpha)
-    real = scaled(write, whole, (scale, write.operand(4)), "")
+    real = scale_product(write, whole, (scale, write.operand(4)), "")
     return _narrow(write, real, 7, write.dtype(a)) if write.operand(7) else real
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Node
-from retune.compiler.graph.passes.rules.views import cut, reshaped
+from retune.compiler.graph.passes.rules.views import cut, reshape
 
 _JOINED = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
 """The operator that combines an update with the existing element."""
@@ -30,8 +30,8 @@ def invert_scatter(builder: GraphBuilder, node: Node) -> str | None:
     if flat is None or (join != "none" and len(np.unique(flat)) < len(flat)):
         return None
     count, row_shape = prod(shape[:depth]), shape[depth:]
-    x = reshaped(builder, node.inputs[0], (count, *row_shape))
-    new = reshaped(builder, node.inputs[2], (len(flat), *row_shape))
+    x = reshape(builder, node.inputs[0], (count, *row_shape))
+    new = reshape(builder, node.inputs[2], (len(flat), *row_shape))
     start, stop = (int(flat[0]), int(flat[0]) + len(flat)) if len(flat) else (0, 0)
     if join == "none" and np.array_equal(flat, np.arange(start, stop)):
         ends = [cut(builder, x, 0, *part) if part[0] < part[1] else "" for part in ((0, start), (stop, count))]
@@ -46,7 +46,7 @@ def invert_scatter(builder: GraphBuilder, node: Node) -> str | None:
         updates = builder.emit("gather", [new, rows], {"axis": 0})
         updates = updates if join == "none" else builder.emit(_JOINED[join], [x, updates])
         result = builder.emit("where", [mask, updates, x], name=node.name)
-    return reshaped(builder, result, shape)
+    return reshape(builder, result, shape)
 
 
 def _flat_indices(rows: Array, extents: tuple[int, ...]) -> Array | None:

@@ -21,7 +21,7 @@ from retune.compiler.graph.passes.rules.slice_rules import (
     sink_reshape_of_slice,
     slice_before_concat,
 )
-from retune.compiler.graph.passes.rules.views import reshaped
+from retune.compiler.graph.passes.rules.views import reshape
 from retune.compiler.ops import OPS, FusionKind
 
 _REDUCTIONS = ("reduce_prod", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
@@ -215,7 +215,7 @@ def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int
         return builder.constant(np.broadcast_to(array, shape).reshape(x.shape), name)
     if wanted is not None and array is None:
         wanted = (*(1 for _ in range(len(x.shape) - len(wanted))), *wanted)
-    return None if wanted is None else reshaped(builder, name, wanted)
+    return None if wanted is None else reshape(builder, name, wanted)
 
 
 def _is_uniform(array: Array) -> bool:
@@ -275,7 +275,7 @@ def normalize_before_reshape(builder: GraphBuilder, node: Node) -> str | None:
     op, attrs = "normalize", {**node.attrs, "axes": axes}
     for axis, number in groups.items():
         op, attrs = "group_normalize", {"axes": axes, "axis": axis, "groups": number, "epsilon": node.number("epsilon")}
-    return reshaped(builder, builder.emit(op, [moved.output], attrs, name=node.name, output=node.output), after)
+    return reshape(builder, builder.emit(op, [moved.output], attrs, name=node.name, output=node.output), after)
 
 
 def _normalized_axes(
@@ -318,7 +318,7 @@ def sink_transpose(builder: GraphBuilder, node: Node) -> str | None:
         if source is None or source.op != "transpose":
             continue
         perm = source.ints("perm")
-        operands = [*(_untransposed(builder, operand, perm) for operand in moved), *node.inputs[len(moved) :]]
+        operands = [*(_undo_transpose(builder, operand, perm) for operand in moved), *node.inputs[len(moved) :]]
         if any(operand is None for operand in operands):
             continue
         attrs, result_perm = _moved_attributes(node, perm)
@@ -330,21 +330,21 @@ def sink_transpose(builder: GraphBuilder, node: Node) -> str | None:
     return None
 
 
-def _untransposed(builder: GraphBuilder, name: str, perm: tuple[int, ...]) -> str | None:
+def _undo_transpose(builder: GraphBuilder, name: str, perm: tuple[int, ...]) -> str | None:
     """A free-to-compute value whose transpose by `perm` is `name`, or None."""
     source, value = builder.producer(name), builder.value(name)
     if source is not None and source.op == "transpose" and source.ints("perm") == perm:
         return source.inputs[0]
     if value.size == 1 and len(value.shape) <= len(perm):
-        return name if len(value.shape) < len(perm) else reshaped(builder, name, (1,) * len(perm))
+        return name if len(value.shape) < len(perm) else reshape(builder, name, (1,) * len(perm))
     if len(value.shape) > len(perm):
         return None
     shape = (*(1 for _ in range(len(perm) - len(value.shape))), *value.shape)
     inverse = _inverse(perm)
     if builder.array(name) is not None:
-        return builder.emit("transpose", [reshaped(builder, name, shape)], {"perm": inverse}, output=name)
+        return builder.emit("transpose", [reshape(builder, name, shape)], {"perm": inverse}, output=name)
     if _moves_units_only(shape, inverse):
-        return reshaped(builder, name, tuple(shape[axis] for axis in inverse))
+        return reshape(builder, name, tuple(shape[axis] for axis in inverse))
     return None
 
 

@@ -6,7 +6,7 @@ A rule returns the value that replaces the node's result, or None. The network c
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Node
 from retune.compiler.graph.passes.rules.shapes import sliced_before
-from retune.compiler.graph.passes.rules.views import cut, reshaped
+from retune.compiler.graph.passes.rules.views import cut, reshape
 
 _MOST_CONCATS = 6
 """Most concatenations and reshapes that a slice is moved before: the heads of a detector have three."""
@@ -80,7 +80,7 @@ def _whole_operands(builder: GraphBuilder, name: str, axis: int, start: int, sto
         x = source.inputs[0]
         block = sliced_before(builder.value(x).shape, shape, axis, start, stop)
         part = None if block is None else _whole_operands(builder, x, *block, most - 1)
-        return None if part is None else reshaped(builder, part, (*shape[:axis], stop - start, *shape[axis + 1 :]))
+        return None if part is None else reshape(builder, part, (*shape[:axis], stop - start, *shape[axis + 1 :]))
     if axis != source.integer("axis"):
         # Once for each operand, however often it is concatenated.
         parts = {

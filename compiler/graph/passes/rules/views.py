@@ -3,7 +3,7 @@
 from retune.compiler.graph.builder import GraphBuilder
 
 
-def reshaped(builder: GraphBuilder, name: str, shape: tuple[int, ...]) -> str:
+def reshape(builder: GraphBuilder, name: str, shape: tuple[int, ...]) -> str:
     """The value reshaped to `shape`; the value itself if it has that shape."""
     if builder.value(name).shape == shape:
         return name

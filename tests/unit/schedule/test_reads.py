@@ -8,7 +8,8 @@ import pytest
 from retune.compiler import te
 from retune.compiler.ir.expr import Expr, const
 from retune.compiler.schedule import primitives as s
-from retune.compiler.schedule.access import (
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.reads import (
     consumers,
     elementwise_match,
     is_shifted_axis,
@@ -17,7 +18,6 @@ from retune.compiler.schedule.access import (
     producers,
     single_consumer,
 )
-from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
 from retune.compiler.te.reduction import Axis, AxisKind
 from retune.compiler.te.tensor import Tensor
