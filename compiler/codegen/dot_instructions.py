@@ -11,14 +11,14 @@ from functools import lru_cache
 from retune.compiler.codegen.cpu import assembly, describe
 from retune.compiler.core.dtype import BFLOAT16
 from retune.compiler.core.target import Target
-from retune.compiler.ir.dot import BYTES, Pair
+from retune.compiler.ir.dot import BYTES, WIDENED, Pair
 from retune.compiler.schedule.task import SearchTask
 
 
 @dataclass(frozen=True, slots=True)
 class DotInstruction:
     """An LLVM intrinsic `(sums, lhs, rhs)` by the number of sums; the factors are vectors of `element`. For `i16` it
-    is one of `(lhs, rhs)` that adds pairs of 16-bit products, and is used for the even and the odd bytes of words.
+    is one of `(lhs, rhs)` that adds pairs of products.
     """
 
     names: Mapping[int, str]
@@ -100,8 +100,8 @@ def _of_x86(probed: str) -> dict[Pair, DotInstruction]:
         # Two bytes make 16 bits, and a pair of such products 32: pmaddwd never saturates, as pmaddubsw does.
         lines = [line for line in probed.splitlines() if "vpaddw" in line]
         most = 16 if any("zmm" in line for line in lines) else 8 if any("ymm" in line for line in lines) else 4
-        pairwise = DotInstruction({lanes: name for lanes, name in _X86_PAIRS.items() if lanes <= most}, "i16")
-        instructions |= {(lhs, rhs): pairwise for lhs in BYTES for rhs in BYTES if (lhs, rhs) != ("int8", "uint8")}
+        names = {lanes: name for lanes, name in _X86_PAIRS.items() if lanes <= most}
+        instructions[WIDENED, WIDENED] = DotInstruction(names, "i16")
     # On half the width the conversion alone proves nothing: a later extension has it without the dot product.
     if "vcvtneps2bf16" in probed and widest == 16:
         instructions[BFLOAT16, BFLOAT16] = DotInstruction(_X86_HALVES, "bfloat")

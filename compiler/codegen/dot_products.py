@@ -8,7 +8,7 @@ for all lanes is read once and broadcast. A factor with contiguous words, such a
 are read step by step and interleaved.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from retune.compiler.codegen.arithmetic import arithmetic
 from retune.compiler.codegen.conversions import cast
@@ -17,8 +17,8 @@ from retune.compiler.codegen.intrinsics import call_instruction
 from retune.compiler.codegen.memory_access import MemoryEmitter
 from retune.compiler.codegen.types import is_float, item_bytes, literal, llvm_type
 from retune.compiler.codegen.values import Ramp, Value
-from retune.compiler.ir.dot import BYTES, OTHER_SIGN, in_order
-from retune.compiler.ir.expr import Binary, BinaryOp, Cast, Const, Dot, Expr, Load, Select, Var
+from retune.compiler.ir.dot import BYTES, OTHER_SIGN, WIDENED, in_order
+from retune.compiler.ir.expr import Binary, BinaryOp, Cast, Const, Dot, Expr, Load, Var
 from retune.compiler.ir.visit import walk
 
 WORD = "uint32"
@@ -42,8 +42,6 @@ def dot(emitter: MemoryEmitter, expr: Dot, sums: Value) -> Value:
     plan = _plan(emitter, expr)
     if plan is None or lanes % min(plan.instruction.names):
         return _one_by_one(emitter, expr, sums)
-    if plan.instruction.element == "i16":
-        return _issue_pairs(emitter, plan, sums, [_pairs(emitter, factor, expr, lanes) for factor in plan.factors])
     words = [_words(emitter, factor, expr, lanes) for factor in plan.factors]
     if plan.flipped is None:
         return _issue(emitter, plan.instruction, sums, words)
@@ -95,61 +93,18 @@ def _issue(emitter: MemoryEmitter, instruction: DotInstruction, sums: Value, wor
             if piece.text.startswith("%"):
                 bits = emitter.writer.once(("bits", bits, kind), f"bitcast {piece.typed} to {kind}")
             operands.append(f"{kind} {bits}")
-        name = instruction.names[width]
-        kind = llvm_type(sums.dtype, width)
-        parts.append(emitter.result(f"call {kind} @{name}({', '.join(operands)})", width, sums.dtype))
+        parts.append(_call(emitter, instruction, width, operands, sums.dtype))
     return _join(emitter, parts)
 
 
-def _issue_pairs(emitter: MemoryEmitter, plan: _Plan, sums: Value, factors: "list[tuple[Value, Value]]") -> Value:
-    """The even and the odd steps of both factors, as pairs of 16 bits, multiplied and added."""
-    names = plan.instruction.names
-    width = max(width for width in names if sums.lanes % width == 0)
-    parts = []
-    for start in range(0, sums.lanes, width):
-        total = _part(emitter, sums, start, width)
-        for pairs in zip(*factors, strict=True):
-            lhs, rhs = (_part(emitter, pair, 2 * start, 2 * width) for pair in pairs)
-            kind = llvm_type(sums.dtype, width)
-            product = emitter.result(f"call {kind} @{names[width]}({lhs.typed}, {rhs.typed})", width, sums.dtype)
-            total = emitter.result(f"add {total.typed}, {product.text}", width, sums.dtype)
-        parts.append(total)
-    return _join(emitter, parts)
-
-
-def _pairs(emitter: MemoryEmitter, factor: Expr, dot: Dot, lanes: int) -> tuple[Value, Value]:
-    """The even and the odd steps of a factor, as pairs of numbers of 16 bits for each lane."""
-    if not isinstance(factor, Load | Select) or emitter.lanes_in(factor) == 1:
-        return _halves(emitter, _words(emitter, factor, dot, lanes), factor.dtype)
-    words = _neighbors(emitter, factor, dot, lanes) if isinstance(factor, Load) else None
-    if words is not None:
-        return _halves(emitter, words, factor.dtype)
-    steps = [emitter.splat(emitter.bind(dot.var, step).evaluate(factor), lanes) for step in range(dot.width)]
-    return _pair(emitter, steps[0], steps[2]), _pair(emitter, steps[1], steps[3])
-
-
-def _pair(emitter: MemoryEmitter, low: Value, high: Value) -> Value:
-    """Two vectors of bytes, widened to 16 bits and interleaved."""
-    mixed = _shuffle(emitter, low, high, [half * low.lanes + lane for lane in range(low.lanes) for half in range(2)])
-    extend = "zext" if low.dtype == "uint8" else "sext"
-    kind = llvm_type("int16", mixed.lanes)
-    return Value(emitter.writer.once(("pair", mixed.text), f"{extend} {mixed.typed} to {kind}"), mixed.lanes, "int16")
-
-
-def _halves(emitter: MemoryEmitter, words: Value, dtype: str) -> tuple[Value, Value]:
-    """The even and the odd bytes of words, as numbers of 16 bits."""
-    lanes = 2 * words.lanes
-    once, kind = emitter.writer.once, llvm_type("int16", lanes)
-    bits = once(("pairs", words.typed), f"bitcast {words.typed} to {kind}")
-    eight = literal(8, "int16", lanes)
-    if dtype == "uint8":
-        even = once(("even", bits), f"and {kind} {bits}, {literal(255, 'int16', lanes)}")
-        odd = once(("odd", bits), f"lshr {kind} {bits}, {eight}")
-    else:
-        high = once(("high", bits), f"shl {kind} {bits}, {eight}")
-        even = once(("signed even", bits), f"ashr {kind} {high}, {eight}")
-        odd = once(("signed odd", bits), f"ashr {kind} {bits}, {eight}")
-    return Value(even, lanes, "int16"), Value(odd, lanes, "int16")
+def _call(emitter: MemoryEmitter, instruction: DotInstruction, width: int, operands: list[str], dtype: str) -> Value:
+    """One instruction on `operands`, the sums first, and the addition where the instruction has none."""
+    kind, name = llvm_type(dtype, width), instruction.names[width]
+    if instruction.element != "i16":
+        return emitter.result(f"call {kind} @{name}({', '.join(operands)})", width, dtype)
+    total, *factors = operands
+    products = emitter.result(f"call {kind} @{name}({', '.join(factors)})", width, dtype)
+    return emitter.result(f"add {total}, {products.text}", width, dtype)
 
 
 def _join(emitter: MemoryEmitter, parts: list[Value]) -> Value:
@@ -176,12 +131,17 @@ def _shuffle(emitter: MemoryEmitter, left: Value, right: Value, lanes: "range | 
 def _words(emitter: MemoryEmitter, factor: Expr, dot: Dot, lanes: int) -> Value:
     """The values of a factor that each lane sums, as the bytes of one word a lane."""
     match factor:
+        case Cast(value=Const() as number) if factor.dtype == WIDENED:
+            return _words(emitter, replace(number, dtype=WIDENED), dot, lanes)
         case Const():
-            low = int(literal(factor.value, factor.dtype)) % (1 << (32 // dot.width))
-            word = sum(low << (32 // dot.width * step) for step in range(dot.width))
+            bits = 8 * item_bytes(factor.dtype)
+            low = int(literal(factor.value, factor.dtype)) % (1 << bits)
+            word = sum(low << (bits * step) for step in range(dot.width))
             return Value(literal(word, WORD, lanes), lanes, WORD)
         case Cast() if factor.dtype in BYTES and factor.value.dtype in BYTES:
             return _words(emitter, factor.value, dot, lanes)
+        case Cast(value=byte) if factor.dtype == WIDENED and byte.dtype in BYTES and emitter.lanes_in(factor) > 1:
+            return _widen(emitter, _words(emitter, byte, dot, lanes), byte.dtype)
         case Binary(op=BinaryOp.BIT_XOR, rhs=Const()):
             mask = _words(emitter, factor.rhs, dot, lanes)
             value = _words(emitter, factor.lhs, dot, lanes)
@@ -192,6 +152,16 @@ def _words(emitter: MemoryEmitter, factor: Expr, dot: Dot, lanes: int) -> Value:
         return _same_words(emitter, factor, dot, lanes)
     contiguous = _neighbors(emitter, factor, dot, lanes) if isinstance(factor, Load) else None
     return _interleave(emitter, factor, dot, lanes) if contiguous is None else contiguous
+
+
+def _widen(emitter: MemoryEmitter, words: Value, dtype: str) -> Value:
+    """Two bytes of the type `dtype` a lane as words of two numbers of 16 bits."""
+    lanes, once = 2 * words.lanes, emitter.writer.once
+    bits = once(("bytes", words.typed), f"bitcast {words.typed} to {llvm_type('uint8', lanes)}")
+    extend, kind = "zext" if dtype == "uint8" else "sext", llvm_type(WIDENED, lanes)
+    wide = once((extend, bits), f"{extend} {llvm_type('uint8', lanes)} {bits} to {kind}")
+    text = once(("word", wide), f"bitcast {kind} {wide} to {llvm_type(WORD, words.lanes)}")
+    return Value(text, words.lanes, WORD)
 
 
 def _same_words(emitter: MemoryEmitter, factor: Expr, dot: Dot, lanes: int) -> Value:
@@ -211,6 +181,7 @@ def _neighbors(emitter: MemoryEmitter, load: Load, dot: Dot, lanes: int) -> Valu
     entangled = any(not isinstance(atom, Var) and moving & set(walk(atom)) for atom in form.terms)
     if form.terms.get(dot.var) != 1 or entangled or emitter.storage[load.buffer].lanes > 1:
         return None
+    word = _word_type(load, dot)
     # At step 0 the word of a lane begins.
     first = emitter.bind(dot.var, 0)
     address = first.locate(load.buffer, load.indices)
@@ -221,20 +192,20 @@ def _neighbors(emitter: MemoryEmitter, load: Load, dot: Dot, lanes: int) -> Valu
     if key not in loaded and address.stride == dot.width:
         pointer = emitter.pointer_to(address, load.buffer)
         if mask is None:
-            loaded[key] = emitter.writer.value(f"load {llvm_type(WORD, lanes)}, ptr {pointer}, align {align}")
+            loaded[key] = emitter.writer.value(f"load {llvm_type(word, lanes)}, ptr {pointer}, align {align}")
             emitter.prefetch(load.buffer, address, pointer)
         else:
-            loaded[key] = emitter.masked_read(pointer, WORD, mask, "zeroinitializer", align).text
+            loaded[key] = emitter.masked_read(pointer, word, mask, "zeroinitializer", align).text
     elif key not in loaded:
         text = "poison"
-        kind, scalar = llvm_type(WORD, lanes), llvm_type(WORD)
+        kind, scalar = llvm_type(word, lanes), llvm_type(word)
         places = first.each_lane()
         pointers = [place.pointer_to(place.locate(load.buffer, load.indices), load.buffer) for place in places]
         for lane, pointer in enumerate(pointers):
             item = emitter.writer.value(f"load {scalar}, ptr {pointer}, align {align}")
             text = emitter.writer.value(f"insertelement {kind} {text}, {scalar} {item}, i64 {lane}")
         loaded[key] = text
-    return Value(loaded[key], lanes, WORD)
+    return Value(loaded[key], lanes, word)
 
 
 def _interleave(emitter: MemoryEmitter, factor: Expr, dot: Dot, lanes: int) -> Value:
@@ -245,8 +216,14 @@ def _interleave(emitter: MemoryEmitter, factor: Expr, dot: Dot, lanes: int) -> V
         joined = [_shuffle(emitter, low, high, range(2 * low.lanes)) for low, high in pairs]
     order = [step * lanes + lane for lane in range(lanes) for step in range(dot.width)]
     mixed = _shuffle(emitter, joined[0], joined[0], order)
-    text = emitter.writer.once(("word", mixed.text), f"bitcast {mixed.typed} to {llvm_type(WORD, lanes)}")
-    return Value(text, lanes, WORD)
+    word = _word_type(factor, dot)
+    text = emitter.writer.once(("word", mixed.text), f"bitcast {mixed.typed} to {llvm_type(word, lanes)}")
+    return Value(text, lanes, word)
+
+
+def _word_type(factor: Expr, dot: Dot) -> str:
+    """The type of a lane's steps: a word, or half of one where its bytes are yet to be widened."""
+    return WORD if item_bytes(factor.dtype) * dot.width == item_bytes(WORD) else "uint16"
 
 
 def _one_by_one(emitter: MemoryEmitter, expr: Dot, sums: Value) -> Value:

@@ -9,6 +9,8 @@ from collections.abc import Collection
 Pair = tuple[str, str]
 
 BYTES = ("int8", "uint8")
+WIDENED = "int16"
+"""The type that bytes are widened to where a machine has no products of bytes: it holds both kinds."""
 OTHER_SIGN = {"int8": "uint8", "uint8": "int8"}
 
 
@@ -20,6 +22,18 @@ def in_order(native: Collection[Pair], lhs: str, rhs: str) -> bool | None:
 
 
 def is_possible(native: Collection[Pair], lhs: str, rhs: str) -> bool:
-    """Whether the machine multiplies the pair, as it is or with the signedness of one factor flipped."""
+    """Whether the machine multiplies the pair: as it is, widened, or with the signedness of one factor flipped."""
+    if are_widened(native, lhs, rhs):
+        return True
     turned = ((OTHER_SIGN.get(lhs, lhs), rhs), (lhs, OTHER_SIGN.get(rhs, rhs)))
     return any(in_order(native, *pair) is not None for pair in ((lhs, rhs), *turned))
+
+
+def are_widened(native: Collection[Pair], lhs: str, rhs: str) -> bool:
+    """Whether both are bytes that the machine multiplies as 16-bit numbers."""
+    return (WIDENED, WIDENED) in native and lhs in BYTES and rhs in BYTES
+
+
+def products_per_sum(native: Collection[Pair], lhs: str, rhs: str) -> int:
+    """The products of the pair that an instruction adds to a sum of 32 bits."""
+    return 4 if lhs in BYTES and rhs in BYTES and not are_widened(native, lhs, rhs) else 2

@@ -85,7 +85,7 @@ def test_a_convolution_in_floats_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 def test_bytes_with_a_wrong_sign_on_older_cpus_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if ("uint8", "int8") not in dot_instructions(Target("llvm")):
         pytest.skip("this CPU has no dot products of mixed signs: all targets compute alike")
-    halves = dot_products._halves
-    monkeypatch.setattr(dot_products, "_halves", lambda emitter, words, _: halves(emitter, words, "int8"))
+    widen = dot_products._widen
+    monkeypatch.setattr(dot_products, "_widen", lambda emitter, words, _: widen(emitter, words, "uint8"))
     with pytest.raises(AssertionError, match="elements"):
         check_bits("mlp", "u8s8", tmp_path)

@@ -127,9 +127,24 @@ def _padded_rows(taps: int = 3, dtype: str = "float16") -> ComputeDAG:
     return ComputeDAG([x, te.compute((8, 16), lambda i, j: te.sum(te.cast("float32", inside[i + k, j]), k), "y")])
 
 
+def _padded_bytes() -> ComputeDAG:
+    """A convolution of bytes along rows that a border surrounds."""
+    x, w = te.placeholder((6, 4), "uint8", "x"), te.placeholder((3, 4, 4), "int8", "w")
+    inside = te.compute(
+        (8, 4), lambda i, c: te.if_then_else(te.all(i >= 1, i < 7), x[i - 1, c], te.const(7, "uint8")), "p"
+    )
+    kx, kc = te.reduce_axis(3, "kx"), te.reduce_axis(4, "kc")
+
+    def body(i: te.Axis, f: te.Axis) -> Expr:
+        return te.sum(te.cast("int32", inside[i + kx, kc]) * te.cast("int32", w[kx, kc, f]), [kx, kc])
+
+    return ComputeDAG([x, w, te.compute((6, 4), body, "y")])
+
+
 ROWS_INSIDE: tuple[Step, ...] = (Split(2, 1, 8, (4,)), Reorder(2, (1, 3, 0, 2)))
 TILE: tuple[Step, ...] = (*ROWS_INSIDE, Annotate(2, 3, VECTORIZE))
 DOT_TILE: tuple[Step, ...] = (Reorder(2, (2, 0, 1)), Annotate(2, 2, VECTORIZE))
+PAIRS = frozenset({("int16", "int16")})
 UNSIGNED, SIGNED = ("uint8", "int8", "int32"), ("int8", "int8", "int32")
 
 
@@ -140,6 +155,10 @@ def _dots(*types: str, native: frozenset[tuple[str, str]] = MIXED, k: int = 8) -
 def _signs(*types: str) -> PassProgram:
     passes = DotProducts(MIXED), RegisterTiles(16), FlipSignedness(MIXED, 16)
     return PassProgram(passes, narrow_product(types), DOT_TILE)
+
+
+def _widened(k: int) -> PassProgram:
+    return PassProgram((DotProducts(PAIRS), RegisterTiles(16), WidenFactors()), narrow_product(UNSIGNED, k), DOT_TILE)
 
 
 def _wide(k: int, *types: str) -> PassProgram:
@@ -201,6 +220,8 @@ PASS_PROGRAMS: dict[str, PassProgram] = {
     "dots_along_channels": PassProgram(
         (DotProducts(MIXED),), _convolution_of_bytes(), (Reorder(2, (3, 2, 0, 1)), Annotate(2, 3, VECTORIZE))
     ),
+    "dots_of_widened_bytes": _dots("uint8", "uint8", "int32", native=PAIRS),
+    "no_dots_of_wide_numbers": _dots("int16", "int16", "int32", native=PAIRS),
     "no_dot_instruction": _dots(*UNSIGNED, native=frozenset()),
     "no_dots_of_six": _dots(*UNSIGNED, k=6),
     "no_dots_in_floats": _dots("uint8", "int8", "float32"),
@@ -232,6 +253,13 @@ PASS_PROGRAMS: dict[str, PassProgram] = {
     "padding_of_halves": _of(WidenBuffers(), _padded_rows()),
     "padding_read_once": _of(WidenBuffers(), _padded_rows(taps=1)),
     "padding_of_floats": _of(WidenBuffers(), _padded_rows(dtype="float32")),
+    "padding_of_bytes": PassProgram(
+        (DotProducts(PAIRS), WidenBuffers()),
+        _padded_bytes(),
+        (Reorder(3, (2, 3, 0, 1)), Annotate(3, 3, VECTORIZE)),
+    ),
+    "factor_of_bytes": _widened(40),
+    "factor_of_few_bytes": _widened(2),
     "factor_of_halves": _wide(40, "float16", "float16", "float32"),
     "factor_of_few_halves": _wide(3, "bfloat16", "float32", "float32"),
     "factor_of_floats": _wide(40, "float32", "float16", "float32"),

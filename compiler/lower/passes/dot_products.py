@@ -4,8 +4,9 @@ Only the grouping of the sum changes, so integers stay exact.
 
     before: for k in 64: for i: vector j: C[i, j] = C[i, j] + int32(a[i, k]) * int32(b[k, j])
     after:  for k.group in 16: for i: vector j: C[i, j] = C[i, j] + dot(k.lane in 4: a[i, ..] * b[.., j])
-Four products of bytes summed in int32, or two of bfloat16 summed in float32. The pass runs before weights are packed,
-so that the steps of a dot product become the innermost digit of their layout and are contiguous.
+Four products of bytes summed in int32 (two where the target multiplies 16-bit numbers, to which bytes are widened), or
+two of bfloat16 summed in float32. The pass runs before weights are packed, so that the steps of a dot product become
+the innermost digit of their layout and are contiguous.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from retune.compiler.core.dtype import BFLOAT16
 from retune.compiler.ir.affine import flat_index
-from retune.compiler.ir.dot import BYTES, is_possible
+from retune.compiler.ir.dot import BYTES, WIDENED, are_widened, is_possible, products_per_sum
 from retune.compiler.ir.expr import Binary, BinaryOp, Cast, Dot, Expr, Load, Var
 from retune.compiler.ir.interval import Ranges
 from retune.compiler.ir.rewrite import rewrite_down
@@ -81,10 +82,15 @@ class DotProducts:
                 # The terms may depend on sums so far: then the order of the steps matters.
                 if any(load.buffer == leaf.buffer for load in find(Load, lhs, rhs)):
                     return None
+                if not is_possible(self.native, lhs.dtype, rhs.dtype):
+                    return None
+                width = products_per_sum(self.native, lhs.dtype, rhs.dtype)
                 if leaf.value.dtype in ("int32", "uint32") and lhs.dtype in BYTES and rhs.dtype in BYTES:
-                    return _Factors(leaf, lhs, rhs, 4) if is_possible(self.native, lhs.dtype, rhs.dtype) else None
+                    if are_widened(self.native, lhs.dtype, rhs.dtype):
+                        lhs, rhs = Cast(WIDENED, lhs), Cast(WIDENED, rhs)
+                    return _Factors(leaf, lhs, rhs, width)
                 if leaf.value.dtype == "float32" and lhs.dtype == rhs.dtype == BFLOAT16:
-                    return _Factors(leaf, lhs, rhs, 2) if is_possible(self.native, BFLOAT16, BFLOAT16) else None
+                    return _Factors(leaf, lhs, rhs, width)
         return None
 
 

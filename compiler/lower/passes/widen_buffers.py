@@ -1,6 +1,7 @@
-"""Hold intermediate 16-bit floats in float32 where they are only read as float32, several times each.
+"""Hold intermediate narrow numbers in the type that they are read as, where they are read several times each.
 
-No result changes: every 16-bit float is a float32.
+16-bit floats become float32, bytes 16-bit numbers, as factors of dot products. No result changes: the wider type has
+every number of the narrower.
 
     before: local p: float16[..]; for i: p[i] = x[i];           for k: for i: vector j: … float32(p[i + k]) * b[k, j]
     after:  local p: float32[..]; for i: p[i] = float32(x[i]);  for k: for i: vector j: … p[i + k] * b[k, j]
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from retune.compiler.core.dtype import HALVES
+from retune.compiler.ir.dot import BYTES, WIDENED
 from retune.compiler.ir.expr import Buffer, Cast, Expr, Load
 from retune.compiler.ir.rewrite import find_stmts
 from retune.compiler.ir.stmt import (
@@ -26,13 +28,15 @@ from retune.compiler.ir.stmt import (
 )
 from retune.compiler.ir.visit import find, replace_nodes
 
+_WIDE = {**dict.fromkeys(HALVES, "float32"), **dict.fromkeys(BYTES, WIDENED)}
+"""The type in which numbers are held, by that which they have."""
 _LEAST_READS = 2
 """Reads of an element that make up for twice the memory."""
 
 
 @dataclass(slots=True)
 class _Uses:
-    """How often a buffer is written and read as float32, and whether it is accessed in any other way."""
+    """How often a buffer is written and read as the wider type, and whether it is accessed in any other way."""
 
     writes: int = 0
     reads: int = 0
@@ -41,18 +45,18 @@ class _Uses:
 
 @dataclass(frozen=True, slots=True)
 class WidenBuffers:
-    """Holds intermediate 16-bit floats in float32 where that saves conversions."""
+    """Holds intermediate narrow numbers in a wider type where that saves conversions."""
 
     name: str = "widen-buffers"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
         buffers = (*function.workspace, *(scope.buffer for scope in find_stmts(Allocate, function.body)))
-        counts = {buffer: _Uses() for buffer in buffers if buffer.dtype in HALVES}
+        counts = {buffer: _Uses() for buffer in buffers if buffer.dtype in _WIDE}
         if not counts:
             return function
         _count(function.body, 1, counts)
         wide = {
-            buffer: replace(buffer, dtype="float32")
+            buffer: replace(buffer, dtype=_WIDE[buffer.dtype])
             for buffer, uses in counts.items()
             if not uses.others and uses.reads >= _LEAST_READS * uses.writes > 0
         }
@@ -72,7 +76,7 @@ def _count(stmt: Stmt, times: int, counts: Mapping[Buffer, _Uses]) -> None:
             counts[buffer].writes += times
     exprs = tuple(exprs_of(stmt))
     loads = [load.buffer for load in find(Load, *exprs) if load.buffer in counts]
-    values = (node.value for node in find(Cast, *exprs) if node.dtype == "float32")
+    values = (node.value for node in find(Cast, *exprs) if node.dtype == _WIDE.get(node.value.dtype))
     wide = [value.buffer for value in values if isinstance(value, Load)]
     for buffer in set(loads):
         counts[buffer].reads += times * loads.count(buffer)
@@ -94,7 +98,7 @@ def _with_wide(body: Stmt, wide: Mapping[Buffer, Buffer]) -> Stmt:
     def on_stmt(stmt: Stmt) -> Stmt | None:
         match stmt:
             case Store(buffer, indices, value) if buffer in wide:
-                return Store(wide[buffer], indices, Cast("float32", value))
+                return Store(wide[buffer], indices, Cast(wide[buffer].dtype, value))
             case Allocate(buffer, inner) if buffer in wide:
                 return Allocate(wide[buffer], inner)
         return None

@@ -10,7 +10,7 @@ import numpy as np
 
 from retune.compiler.core.dtype import BFLOAT16, item_bytes, sum_type
 from retune.compiler.core.target import HardwareParams
-from retune.compiler.ir.dot import BYTES, Pair, is_possible
+from retune.compiler.ir.dot import BYTES, Pair, is_possible, products_per_sum
 from retune.compiler.model.features.buffers import pick
 from retune.compiler.model.features.footprint import Footprint
 from retune.compiler.model.features.nest import Flags, Floats, Nest, product_where
@@ -129,8 +129,7 @@ def _dot_width(nest: Nest, dots: Collection[Pair], vectorized: Flags, reduction:
     factors, result = nest.source.ops.factors, sum_type(nest.source.write.tensor.dtype)
     if factors is None or not is_possible(dots, *factors):
         return width
-    most = 4 if result in ("int32", "uint32") and set(factors) <= set(BYTES) else 1
-    if result == "float32" and set(factors) == {BFLOAT16}:
-        most = 2
+    is_summed = set(factors) <= set(BYTES) if result in ("int32", "uint32") else set(factors) == {BFLOAT16}
+    most = products_per_sum(dots, *factors) if is_summed else 1
     possible = vectorized & np.any(reduction & (nest.extents % most == 0), axis=0)
     return np.where(possible, float(most), width)

@@ -53,12 +53,14 @@ _ROW_BYTES, _UNPACKED_COST = 1 << 10, 2.0
 """
 _SSE_BYTES = 16
 """The width of SSE's registers, of which x86 has 16."""
-_BYTES_PER_WORD, _FEW_REGISTERS, _HALF_REGISTERS = 4, 16, 4
-"""Without an instruction for four bytes, as on most machines of few registers, words are split into two halves of 16
-bits: two vectors and a row take so many registers more.
+_BYTES_PER_WORD, _FEW_REGISTERS, _PAIR_REGISTERS = 4, 16, 2
+"""Without an instruction for four bytes, as on most machines of few registers, products are added to sums by a second
+instruction: they take so many registers more.
 """
-_UNROLLED = 300
-"""Vectors of products that are unrolled: a row of seven elements for a tile of seven by four vectors, measured."""
+_INTERLEAVED = 2
+"""Vectors of a strip that is interleaved while it is read, on machines of few registers: 1.2 times as fast as 4."""
+_UNROLLED = 600
+"""Vectors of products that are unrolled: a window of five rows, with one of zeros, in pairs of rows."""
 _STRIP_RATIO = 4
 """Most lanes of a vector over the columns of a group: shorter groups cost no more than choices by lane."""
 _FEW_COLUMNS, _LEAST_COLUMNS = 16, 4
@@ -226,12 +228,15 @@ def split_for_tile(
     terms_per_word = max(1, item_bytes(op.dtypes[0]) // item_bytes(factor))  # 4 of bytes in int32, 2 of halves
     depth = 0 if is_depthwise else prod(axis.extent for axis in op.reduce_axes) // terms_per_word
     if terms_per_word == _BYTES_PER_WORD and hardware.registers <= _FEW_REGISTERS:
-        hardware = replace(hardware, vector_registers=hardware.registers - _HALF_REGISTERS)
+        hardware = replace(hardware, vector_registers=hardware.registers - _PAIR_REGISTERS)
     columns, every = shared_columns(op, hardware), axes[last].extent
     packs = _is_packed(state, stage_id)
     dtype = factor if factor in HALVES else op.dtype
     height, strip = register_tile(rows, columns, hardware, dtype, depth, divides=columns < every, packs=packs)
     is_interleaved = terms_per_word == _BYTES_PER_WORD and not packs and not is_depthwise
+    if is_interleaved and hardware.registers <= _FEW_REGISTERS and columns == every:
+        # Interleaving takes as long as several rows: a narrow strip has registers for more of them.
+        strip = min(strip, _INTERLEAVED * _lanes_for(columns, hardware, dtype))
     if is_interleaved or any(map(_is_shift, walk(op.body))):
         height = _tallest(rows, strip, hardware, dtype)
     inner: list[str] = []

@@ -26,21 +26,21 @@ HALVES = ("bfloat16", "bfloat16", "float32")
 needs_bytes = pytest.mark.skipif(BYTES[:2] not in dot_instructions(HOST), reason="no dot product of bytes here")
 needs_halves = pytest.mark.skipif(HALVES[:2] not in dot_instructions(HOST), reason="no dot product of bfloat16 here")
 
-X86 = {
-    "znver4": ({16, 8, 4}, {16, 8, 4}),
-    "cascadelake": ({16, 8, 4}, set()),
-    "alderlake": ({8, 4}, set()),
-    "skylake-avx512": ({16, 8, 4}, set()),
-    "x86-64-v3": ({8, 4}, set()),
-    "x86-64-v2": ({4}, set()),
+X86: dict[str, tuple[set[int], set[int], set[int]]] = {
+    "znver4": ({16, 8, 4}, set(), {16, 8, 4}),
+    "cascadelake": ({16, 8, 4}, set(), set()),
+    "alderlake": ({8, 4}, set(), set()),
+    "skylake-avx512": (set(), {16, 8, 4}, set()),
+    "x86-64-v3": (set(), {8, 4}, set()),
+    "x86-64-v2": (set(), {4}, set()),
 }
 
 
 @pytest.mark.parametrize("cpu", X86)
 def test_x86_cpus_have_what_their_extensions_say(cpu: str) -> None:
     found = dot_instructions(Target(f"llvm -mtriple=x86_64-linux-gnu -mcpu={cpu}"))
-    lanes = [set(found[pair].names) if pair in found else set() for pair in (BYTES[:2], HALVES[:2])]
-    assert tuple(lanes) == X86[cpu]
+    pairs = BYTES[:2], ("int16", "int16"), HALVES[:2]
+    assert tuple(set(found[pair].names) if pair in found else set() for pair in pairs) == X86[cpu]
 
 
 def test_features_decide_not_the_name() -> None:
@@ -101,6 +101,18 @@ def test_a_tile_of_bytes_is_instructions_and_nothing_else() -> None:
 def test_the_sign_of_one_factor_costs_one_row() -> None:
     text = kernel_source(task_of(dag_of(("int8", "int8", "int32"), 8, 64, 64, True)), tiled(8, 64, 4, 32), "asm")
     assert len(re.findall(r"vpdpbusd\s.*zmm", text)) == 10  # and 2 vectors of what the turned sign adds
+
+
+@pytest.mark.parametrize(("cpu", "width", "register"), [("skylake-avx512", 64, "zmm"), ("haswell", 32, "ymm")])
+def test_a_tile_of_widened_bytes_widens_outside_of_its_products(cpu: str, width: int, register: str) -> None:
+    task = task_of(dag_of(BYTES, 8, 64, 64, True), Target(f"llvm -mtriple=x86_64-linux-gnu -mcpu={cpu}"), width)
+    text = kernel_source(task, tiled(8, 64, 4, width // 2), "asm")
+    loop = text[text.index("vpbroadcastd") : text.index("jb", text.index("vpbroadcastd"))]
+    products = loop.count("vpmaddwd")
+    assert len(re.findall(rf"vpmaddwd\s.*{register}", loop)) == products == loop.count("vpaddd") >= 8
+    # Each strip of weights is widened once for four rows; rows are widened before the loop.
+    assert loop.count("vpmovsxbw") == products // 4
+    assert not re.search(r"vpmovzx|vpsrlw|vpsllw|vpand", loop)
 
 
 @needs_halves
