@@ -4,8 +4,9 @@
 highest bit replace a load and an insertion for each byte.
 """
 
-from retune.compiler.codegen.types import item_bytes, llvm_type
+from retune.compiler.codegen.types import item_bytes
 from retune.compiler.codegen.values import Emit, Value
+from retune.compiler.codegen.vector_builder import in_parts
 from retune.compiler.ir.dims import Dim
 from retune.compiler.ir.expr import Cast, Expr, Load
 
@@ -32,31 +33,7 @@ def byte_index(load: Load) -> Expr:
 
 def look_up(emit: Emit, table: str, index: Value, dtype: str) -> Value:
     """The elements of the table at `index`, a vector of uint8."""
-    parts = []
-    for start in range(0, index.lanes, _LANES):
-        order = ", ".join(f"i32 {min(start + lane, index.lanes - 1)}" for lane in range(_LANES))
-        part = index
-        if index.lanes != _LANES:
-            part = emit(
-                f"shufflevector {index.typed}, {llvm_type('uint8', index.lanes)} poison, <{_LANES} x i32> <{order}>",
-                _LANES,
-                "uint8",
-            )
-        parts.append(_whole(emit, table, part, dtype))
-    while len(parts) > 1:
-        lanes = parts[0].lanes
-        joined = []
-        for low, high in zip(parts[::2], [*parts[1::2], parts[-1]], strict=False):
-            order = ", ".join(f"i32 {lane}" for lane in range(2 * lanes))
-            joined.append(
-                emit(f"shufflevector {low.typed}, {high.typed}, <{2 * lanes} x i32> <{order}>", 2 * lanes, dtype)
-            )
-        parts = joined
-    if parts[0].lanes == index.lanes:
-        return parts[0]
-    order = ", ".join(f"i32 {lane}" for lane in range(index.lanes))
-    kind = llvm_type(dtype, parts[0].lanes)
-    return emit(f"shufflevector {parts[0].typed}, {kind} poison, <{index.lanes} x i32> <{order}>", index.lanes, dtype)
+    return in_parts(emit, index, _LANES, lambda part: _whole(emit, table, part, dtype))
 
 
 def _whole(emit: Emit, table: str, index: Value, dtype: str) -> Value:

@@ -154,21 +154,20 @@ class VectorBuilder:
         return self.call("copysign", value, sign)
 
 
-def in_sixteens(emit: Emit, x: Value, function: Callable[[VectorBuilder, Value], Value]) -> Value:
-    """Apply `function`, which takes sixteen float32 lanes, to the lanes of `x`; the result has as many as `x`."""
-    write = VectorBuilder(emit, PERMUTE_LANES)
-    if x.lanes == PERMUTE_LANES:
-        return function(write, x)
-    wide = x if x.lanes > 1 else emit(f"insertelement <1 x float> poison, {x.typed}, i64 0", 1, x.dtype)
-    kind = f"<{x.lanes} x float>"
+def in_parts(emit: Emit, x: Value, size: int, function: Callable[[Value], Value]) -> Value:
+    """Apply `function`, which takes `size` lanes, to the lanes of `x`; the result has as many as `x`."""
+    if x.lanes == size:
+        return function(x)
+    kind = f"<{x.lanes} x {llvm_type(x.dtype)}>"
+    text = x.text if x.lanes > 1 else emit(f"insertelement {kind} poison, {x.typed}, i64 0", 1, x.dtype).text
     parts = []
-    for first in range(0, x.lanes, PERMUTE_LANES):
+    for first in range(0, x.lanes, size):
         # Lanes beyond the end repeat the last, so that every lane is defined.
-        lane_indices = ", ".join(f"i32 {min(first + lane, x.lanes - 1)}" for lane in range(PERMUTE_LANES))
-        text = f"shufflevector {kind} {wide.text}, {kind} poison, <{PERMUTE_LANES} x i32> <{lane_indices}>"
-        parts.append(function(write, emit(text, PERMUTE_LANES, x.dtype)))
+        order = ", ".join(f"i32 {min(first + lane, x.lanes - 1)}" for lane in range(size))
+        part = emit(f"shufflevector {kind} {text}, {kind} poison, <{size} x i32> <{order}>", size, x.dtype)
+        parts.append(function(part))
     if x.lanes == 1:
-        return emit(f"extractelement {parts[0].typed}, i64 0", 1, x.dtype)
+        return emit(f"extractelement {parts[0].typed}, i64 0", 1, parts[0].dtype)
     while len(parts) > 1:
         # `shufflevector` joins two vectors of the same length; the last part is doubled to make pairs and cut off at
         # the end.

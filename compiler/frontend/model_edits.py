@@ -10,6 +10,7 @@ import onnx
 from onnx import helper, inliner, numpy_helper, version_converter
 
 from retune.compiler.core.errors import ModelFormatError
+from retune.compiler.frontend.dependence import bodies, read_names
 from retune.compiler.frontend.model_file import (
     CONTRIBUTED_DOMAIN,
     MOST_NODES,
@@ -102,7 +103,7 @@ def with_sorted_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
 def _sorted_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto] | None:
     """The nodes in an order that computes operands first; None if they are in such an order, or there is none."""
     maker = {name: number for number, node in enumerate(graph.node) for name in node.output if name}
-    needs = [{maker[name] for name in _read_by(node) if name in maker} for node in graph.node]
+    needs = [{maker[name] for name in read_names(node) if name in maker} for node in graph.node]
     if all(need < number for number, its in enumerate(needs) for need in its):
         return None
     try:
@@ -110,16 +111,6 @@ def _sorted_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto] | None:
         return [graph.node[number] for number in order]
     except CycleError:
         return None
-
-
-def _read_by(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that a node reads, those in its graphs included."""
-    yield from node.input
-    for attribute in node.attribute:
-        for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-            for within in inner.node:
-                yield from _read_by(within)
-            yield from (entry.name for entry in inner.output)
 
 
 def with_contributed_domain(model: onnx.ModelProto, known: Container[str]) -> onnx.ModelProto:
@@ -241,12 +232,12 @@ def _check_functions(model: onnx.ModelProto) -> None:
     def key(node: onnx.NodeProto) -> tuple[str, str, str]:
         return full_name(node.domain, node.op_type, node.overload)
 
-    bodies = {
+    nodes_of = {
         full_name(function.domain, function.name, function.overload): list(all_nodes(function))
         for function in model.functions
     }
 
-    waiting = {name: {key(node) for node in nodes} & bodies.keys() for name, nodes in bodies.items()}
+    waiting = {name: {key(node) for node in nodes} & nodes_of.keys() for name, nodes in nodes_of.items()}
     order: list[tuple[str, str, str]] = []
     for _ in range(_DEEPEST_CALLS):
         # Kahn's algorithm by levels: the rest after so many rounds is a cycle or too deep.
@@ -269,7 +260,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
         total: dict[tuple[str, str, str], int] = {}
         for name in order:
             # Sizes are multiplied out without inlining: nested functions can grow exponentially.
-            total[name] = sum(total.get(key(node), 0) or size(node) for node in bodies[name])
+            total[name] = sum(total.get(key(node), 0) or size(node) for node in nodes_of[name])
         count = sum(total.get(key(node), 0) or size(node) for node in all_nodes(model.graph))
         if count > most:
             raise ModelFormatError(f"the model has more than {most:,} {what} once its functions are inlined")
@@ -283,8 +274,8 @@ def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Node
 
 def _inner_graphs(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.GraphProto]:
     """The graphs in attributes of the nodes of `graph`, at every depth."""
-    for attribute in (attribute for node in graph.node for attribute in node.attribute):
-        for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+    for node in graph.node:
+        for inner in bodies(node):
             yield inner
             yield from _inner_graphs(inner)
 

@@ -9,9 +9,10 @@ rounded to float32 one after another, each time refitting the remaining coeffici
 """
 
 import math
+from functools import partial
 
 from retune.compiler.codegen.values import Emit, Value
-from retune.compiler.codegen.vector_builder import PERMUTE_LANES, VectorBuilder, in_sixteens
+from retune.compiler.codegen.vector_builder import PERMUTE_LANES, VectorBuilder, in_parts
 
 # The layout of IEEE 754 binary32: sign, 8 exponent bits biased by 127, 23 mantissa bits.
 _MANTISSA_BITS = 23
@@ -102,7 +103,7 @@ def exp_by_permute(emit: Emit, x: Value) -> Value:
     has the middle factor, and r is so small that three terms do. For targets with `permutes_tables`; two thirds of the
     instructions of `exp`.
     """
-    return in_sixteens(emit, x, _sixteen_exps)
+    return in_parts(emit, x, PERMUTE_LANES, partial(_sixteen_exps, VectorBuilder(emit, PERMUTE_LANES)))
 
 
 def _sixteen_exps(write: VectorBuilder, x: Value) -> Value:
