@@ -28,7 +28,7 @@ from retune.compiler.measure.remote.fleet import BUILD, device_queue
 from retune.flows.parameters import TuneJob
 from retune.storage.files import new_id
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.rounds import ROUNDS
+from retune.storage.runs import ROUNDS
 
 COUNTS = (1, 2, 4)
 DEVICE = "simulated"

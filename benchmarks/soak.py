@@ -23,7 +23,7 @@ from benchmarks.simulated import Simulation, command
 from retune.compiler.core import config
 from retune.compiler.core.errors import MeasureError
 from retune.flows.parameters import TuneJob
-from retune.storage.rounds import ROUNDS
+from retune.storage.runs import ROUNDS
 
 POLL_SECONDS = 0.5
 MIB = 2**20

@@ -24,14 +24,13 @@ import pyarrow.compute as pc
 from benchmarks.harness import Figure, Run, parse, percentile
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
 from retune.storage.blob_store import LocalBlobStore
-from retune.storage.codec import to_table
 from retune.storage.compaction import FULL_ROWS, compact
 from retune.storage.files import new_id
 from retune.storage.layout import part_folder
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.parts import encode_compacted, part_name
 from retune.storage.query import connect
-from retune.storage.schema import SCHEMA
+from retune.storage.schema import SCHEMA, to_table
 
 ROUND = 64
 TARGET = "llvm -mcpu=znver5"

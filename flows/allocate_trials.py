@@ -17,10 +17,9 @@ from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Round
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
 from retune.storage.files import new_id
-from retune.storage.rounds import append_round
-from retune.tasks.chain import Chain
+from retune.storage.runs import append_round
+from retune.tasks.chain import Chain, opaque
 from retune.tasks.fleet.workers import Workers
-from retune.tasks.opaque import opaque
 from retune.tasks.sample import sample
 from retune.tasks.show import ProgressBar
 from retune.tasks.store import recall, store

@@ -6,6 +6,7 @@ one after that.
     best records → time each again → confirm in a fresh process → compile tuned, untuned → verify against ONNX Runtime
 """
 
+import logging
 import math
 from dataclasses import replace
 from itertools import islice
@@ -30,20 +31,43 @@ from retune.compiler.tune.winners import (
     resolve,
     shortlist,
 )
-from retune.flows.assign_precisions import assign_precisions
 from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob, takes_options
 from retune.flows.progress import PhaseAdvanced, PhaseStarted, announce
 from retune.storage.files import new_id
-from retune.tasks.chain import Chain
+from retune.tasks.chain import Chain, opaque
 from retune.tasks.compile import compile_to
 from retune.tasks.extract import extract_tasks
 from retune.tasks.fleet.workers import Workers, open_workers
-from retune.tasks.opaque import opaque
+from retune.tasks.precision import choose_precisions
 from retune.tasks.store import best_of_every_task, best_records, complete_run, open_run, store
 from retune.tasks.train import begin_tuning
 from retune.tasks.verify import confirm, limits_of_machine, time_programs, verify
 from retune.tasks.write_report import publish
+
+_log = logging.getLogger(__name__)
+
+
+def assign_precisions(
+    chain: Chain, job: TuneJob, network: ImportedNetwork, extracted: ExtractedNetwork, run_id: str
+) -> tuple[ExtractedNetwork, PrecisionChoice | None]:
+    """The network with layers in the precisions of the run, and these; `extracted` as it is where float32 was asked
+    for. Raises: OptionError for samples that do not fit.
+    """
+    request = job.precision
+    if request.is_float32:
+        return extracted, None
+    announce(PhaseStarted(f"choosing precisions of layers: {request.precision}"))
+    machine, seed = (job.target, job.threads, job.options.winograd), job.options.seed
+    choice: PrecisionChoice = chain.run(
+        choose_precisions, job.network, job.shapes, opaque(request), machine, seed, job.place, run_id
+    )
+    if choice.warning:
+        _log.warning("%s", choice.warning)
+    announce(PhaseStarted(choice.text()))
+    network.assign(choice.assignment)
+    return chain.run(extract_tasks, network, job.target, job.threads, job.options.winograd), choice
+
 
 _TO_COMPARE, _TO_CONFIRM = 14.0, 0.4
 """Seconds for the comparison and the report, and for each kernel of a network before them, on two cores of 2021."""

@@ -122,7 +122,7 @@ class RoundDone:
         )
 
     def row_fields(self) -> dict[str, str | int | float | None]:
-        """The round as a row of the ledger (`retune.storage.rounds`): times in seconds, None for what is not known."""
+        """The round as a row of the ledger (`retune.storage.runs`): times in seconds, None for what is not known."""
         model = asdict(self.model) if self.model else dict.fromkeys(field.name for field in fields(ModelMetrics))
         return {
             "round": self.round - 1,  # from 0 in the ledger

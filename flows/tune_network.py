@@ -4,36 +4,76 @@ The same request after a crash goes on where the stored records end.
 
     tune-network
      ├─ extract-tasks      network → graph → fused operations → tuning tasks with weights
-     ├─ choose-precisions  ranges, times and errors of layers → the precision of each, kept with the run
      ├─ choose-instances   for throughput: untuned networks on fewer threads each → how many share the machine
+     ├─ choose-precisions  ranges, times and errors of layers → the precision of each, kept with the run
      ├─ allocate-trials    rounds of sample → build, measure → store → train, until the budget is spent
      ├─ compile-best       best records → re-timed winners → kernels → artifact, checked against ONNX Runtime
      └─ report             what it brought, task by task, as files and in Prefect's UI
 """
 
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
 
-from retune.compiler.tune.extract import ImportedNetwork
+from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork
 from retune.compiler.tune.operators import label_of
 from retune.compiler.tune.report import Report
 from retune.flows.allocate_trials import allocate_trials
-from retune.flows.assign_precisions import assign_precisions
 from retune.flows.cli.launch import command_began
-from retune.flows.compile_network import compile_best, seconds_to_compile
+from retune.flows.compile_network import assign_precisions, compile_best, seconds_to_compile
 from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
-from retune.flows.share_threads import share_threads
-from retune.tasks.chain import Chain
+from retune.storage.runs import RunLedger
+from retune.tasks.chain import Chain, opaque
+from retune.tasks.compile import compile_to
 from retune.tasks.extract import extract_tasks
 from retune.tasks.fleet.workers import open_workers
 from retune.tasks.show import ProgressBar, show_report
 from retune.tasks.store import complete_run, open_run
+from retune.tasks.verify import measure_instances
 from retune.tasks.write_report import publish, write_page
+
+
+def share_threads(
+    job: TuneJob, network: ImportedNetwork, extracted: ExtractedNetwork, fingerprint: str
+) -> tuple[TuneJob, ExtractedNetwork]:
+    """The job with as many instances as do most in a second, and the network for the threads of one instance. What the
+    unfinished run of the `fingerprint` has chosen stays.
+    """
+    before = _chosen_before(job, fingerprint)
+    jobs = {count: replace(job, instances=count) for count in ([before] if before else _divisors(job.threads))}
+    networks = {count: extracted if count == 1 else _extract(variant, network) for count, variant in jobs.items()}
+    chosen = next(iter(jobs)) if len(jobs) == 1 else _measure(job, networks)
+    return jobs[chosen], networks[chosen]
+
+
+def _extract(job: TuneJob, network: ImportedNetwork) -> ExtractedNetwork:
+    return extract_tasks(network, job.target, job.threads, job.options.winograd)
+
+
+def _divisors(threads: int) -> list[int]:
+    return [count for count in range(1, threads + 1) if threads % count == 0]
+
+
+def _chosen_before(job: TuneJob, fingerprint: str) -> int | None:
+    unfinished = [run for run in RunLedger(job.place).list() if run.fingerprint == fingerprint and not run.is_complete]
+    return int(unfinished[-1].describe.get("instances", 1)) if unfinished else None
+
+
+def _measure(job: TuneJob, networks: dict[int, ExtractedNetwork]) -> int:
+    announce(PhaseStarted(f"choosing how many instances share {job.threads} threads"))
+    with TemporaryDirectory(prefix="retune-") as folder:
+        files = {
+            count: compile_to(f"for-{count}", opaque(network), {}, Path(folder) / f"{count}.retune", {}).path
+            for count, network in networks.items()
+        }
+        return measure_instances(job.network, files, job.threads, job.options.seed)
 
 
 def run_name() -> str:

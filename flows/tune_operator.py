@@ -28,10 +28,9 @@ from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
 from retune.storage.files import new_id
-from retune.tasks.chain import Chain
+from retune.tasks.chain import Chain, opaque
 from retune.tasks.extract import extract_any
 from retune.tasks.fleet.workers import Workers, open_workers
-from retune.tasks.opaque import opaque
 from retune.tasks.show import ProgressBar
 from retune.tasks.store import best_records, complete_run, open_run, store
 from retune.tasks.verify import confirm, time_programs

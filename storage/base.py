@@ -49,7 +49,7 @@ class RecordStore(ABC):
     * An id names one record. Appending it again, here or in another process, shows it once, so a retried append is
       harmless.
     * The order of an answer depends on the records alone: by timestamp, round, record id.
-    * Records come back as `retune.storage.codec.canonical` makes them: times to the microsecond.
+    * Records come back as `retune.storage.schema.canonical` makes them: times to the microsecond.
     * A store can be pickled; unpickled, it opens the same records.
     """
 

@@ -21,7 +21,7 @@ from retune.compiler.core.errors import CorruptRecordError, OptionError
 from retune.compiler.measure.record import CONFIRMED
 from retune.storage.blob_store import BlobStore
 from retune.storage.layout import part_names
-from retune.storage.parts import BEST_KEY, Key, encode_compacted, part_name, read_columns, read_outline, read_part
+from retune.storage.parts import BEST_KEY, Key, encode_compacted, part_name, read_outline, read_part
 from retune.storage.runs import RunLedger
 from retune.storage.store_url import open_blob_store
 
@@ -132,7 +132,7 @@ def _kind(blobs: BlobStore, name: str) -> tuple[Key | None, int]:
     outline = read_outline(blobs, name)
     if outline is not None:
         return outline.key, outline.rows
-    rows = read_columns(blobs, name, BEST_KEY)  # an older version's footer has no key
+    rows = read_part(blobs, name, BEST_KEY)  # an older version's footer has no key
     keys = rows.group_by(list(BEST_KEY)).aggregate([]).to_pylist()
     if len(keys) != 1:
         return None, rows.num_rows

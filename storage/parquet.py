@@ -18,12 +18,11 @@ from retune.compiler.core.errors import CorruptRecordError, StoreError
 from retune.compiler.measure.record import CONFIRMED, SCHEMA_VERSION, MeasureRecord, MeasureStatus
 from retune.storage.base import RecordStore, Selection
 from retune.storage.blob_store import QUARANTINE
-from retune.storage.codec import MICROSECOND, canonical, from_table
 from retune.storage.documents import MARKER_KIND, read_document
 from retune.storage.files import TEMPORARY_SUFFIX
 from retune.storage.layout import RECORDS, part_folder, part_names, parts_below
-from retune.storage.parts import Key, Outline, PartCache, encode, part_name, read_columns, read_part
-from retune.storage.schema import SCHEMA, refuse_newer
+from retune.storage.parts import Key, Outline, PartCache, encode, part_name, read_part
+from retune.storage.schema import MICROSECOND, SCHEMA, canonical, from_table, refuse_newer
 from retune.storage.store_url import open_blob_store
 
 MARKER = "store.json"
@@ -135,7 +134,7 @@ class ParquetRecordStore(RecordStore):
         limits = {name: value for name, value in asdict(selection).items() if value is not None}
         with_confirmations = limits.pop("confirmations")
         wanted = list(dict.fromkeys((*columns, *_ORDER, *limits, "mutation")))
-        load = partial(read_columns, self.blobs, columns=wanted)
+        load = partial(read_part, self.blobs, columns=wanted)
         parts = [part for name in self._names_until_settled(selection) for part in self._readable(name, load)]
         whole = pa.concat_tables(parts).combine_chunks() if parts else SCHEMA.empty_table().select(wanted)
         for name, value in limits.items():

@@ -20,10 +20,9 @@ import pyarrow.parquet as pq
 from retune.compiler.core.errors import CorruptRecordError
 from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord
 from retune.storage.blob_store import BlobStore
-from retune.storage.codec import from_table, to_table
 from retune.storage.files import new_id
 from retune.storage.layout import SUFFIX
-from retune.storage.schema import SCHEMA, VERSION_KEY, refuse_newer, upgrade, version_of
+from retune.storage.schema import SCHEMA, VERSION_KEY, from_table, refuse_newer, to_table, upgrade, version_of
 
 BEST_KEY = ("task_key", "target", "device", "threads")
 """The columns that have one "best" record per combination."""
@@ -92,8 +91,8 @@ class Outline:
     fastest: tuple[int, ...]
 
 
-def read_part(blobs: BlobStore, name: str) -> pa.Table:
-    """One file as an Arrow table of the current schema.
+def read_part(blobs: BlobStore, name: str, columns: Sequence[str] = tuple(SCHEMA.names)) -> pa.Table:
+    """The `columns` of one file, as an Arrow table of the current schema.
 
     Raises:
         FileNotFoundError: another process has moved it.
@@ -107,20 +106,9 @@ def read_part(blobs: BlobStore, name: str) -> pa.Table:
     _check(where, footer, body)
     with _blame(where), pq.ParquetFile(pa.BufferReader(data)) as file:
         version = version_of(file.schema_arrow.metadata, where)
-        return upgrade(file.read(use_threads=False), version, where)
-
-
-def read_columns(blobs: BlobStore, name: str, columns: Sequence[str]) -> pa.Table:
-    """Some columns of one file, as an Arrow table. Raises like `read_part`."""
-    where = blobs.where(name)
-    data = blobs.read(name)
-    body, footer = _split(data)
-    _check(where, footer, body)
-    with _blame(where), pq.ParquetFile(pa.BufferReader(data)) as file:
-        schema = file.schema_arrow
-        if version_of(schema.metadata, where) == SCHEMA_VERSION and schema.equals(SCHEMA):
+        if version == SCHEMA_VERSION and file.schema_arrow.equals(SCHEMA):
             return file.read(columns=list(columns), use_threads=False).select(columns)
-    return read_part(blobs, name).select(columns)
+        return upgrade(file.read(use_threads=False), version, where).select(columns)
 
 
 def read_outline(blobs: BlobStore, name: str) -> Outline | None:

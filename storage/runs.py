@@ -1,7 +1,15 @@
-"""The ledger of runs: a new run for a fingerprint, or the unfinished one. A run has one owner at a time."""
+"""Runs of a store: the ledger, the rounds and the reports.
+
+The ledger gives a new run for a fingerprint, or the unfinished one. A run has one owner at a time.
+
+A round is one line, durable on return: a JSON object in `root/runs/RUN/rounds.jsonl`, which DuckDB and others read
+directly; the view `rounds` of `retune.storage.query` has the rounds of all runs. A resumed run may repeat a round: the
+last line counts. In an object store every line is an object, since objects do not grow.
+"""
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,10 +21,11 @@ from typing import Annotated, Any, Self, cast
 from pydantic import Field, TypeAdapter
 
 from retune.compiler.core.errors import CorruptRecordError, StoreError, UnknownFormError
-from retune.storage.blob_store import Lock
-from retune.storage.documents import Moment, Summary, read_document, set_aside
+from retune.storage.artifacts import ArtifactStore, key_of
+from retune.storage.blob_store import BlobStore, LocalBlobStore, Lock
+from retune.storage.documents import REPORT, ROUND, Moment, RunReport, Summary, parse_document, read_document, set_aside
 from retune.storage.files import ID, new_id
-from retune.storage.store_url import open_blob_store
+from retune.storage.store_url import Place, local_folder, open_blob_store
 
 RUNS = "runs"
 
@@ -117,31 +126,18 @@ class RunLedger:
         self._write(info)
         return info
 
-    def set_horizon(self, run_id: str, horizon: float) -> float:
-        """Note the horizon of a run, unless it is known already, and return the one that holds from now on.
+    def set_once(self, run_id: str, name: str, value: Any) -> Any:
+        """Note a field of a run, its `horizon` or `precision`, unless it is known; return the value that holds from now
+        on: a resumed run must replay the same records as before, and must not mix precisions.
 
         Raises:
             StoreError: there is no such run, or the ledger cannot be written.
         """
         info = self.get(run_id)
-        # The first horizon stays: a resumed run must replay the same records as before.
-        if info.horizon is not None:
-            return info.horizon
-        self._write(replace(info, horizon=horizon))
-        return horizon
-
-    def set_precision(self, run_id: str, choice: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Note the precisions of a run's layers, unless they are known, and return those that hold from now on.
-
-        Raises:
-            StoreError: there is no such run, or the ledger cannot be written.
-        """
-        info = self.get(run_id)
-        # The first choice stays: it was measured, and a resumed run must not mix precisions.
-        if info.precision is not None:
-            return info.precision
-        self._write(replace(info, precision=dict(choice)))
-        return choice
+        if (known := getattr(info, name)) is not None:
+            return known
+        self._write(replace(info, **{name: value}))
+        return value
 
     def get(self, run_id: str) -> RunInfo:
         """The run with this id.
@@ -189,3 +185,84 @@ class RunLedger:
 
 
 RUN = TypeAdapter(RunInfo)
+
+
+ROUNDS = "rounds.jsonl"
+
+RoundField = str | int | float | None
+
+
+def append_round(root: Path | str, run_id: str, row: Mapping[str, RoundField]) -> None:
+    """Add the line of one round; `row` must have its number as `round`.
+
+    Raises: StoreError when it cannot be written.
+    """
+    open_blob_store(root).add_line(_name(run_id), json.dumps({"run_id": run_id, **row}).encode())
+
+
+def rounds_of(root: Path | str, run_id: str) -> list[dict[str, RoundField]]:
+    """The rounds of a run, by number, without a cut-off line."""
+    return _rounds(open_blob_store(root), _name(run_id))
+
+
+def all_rounds(blobs: BlobStore) -> list[dict[str, RoundField]]:
+    names = {name[: name.index(ROUNDS) + len(ROUNDS)] for name in blobs.files("runs") if f"/{ROUNDS}" in name}
+    return [row for name in sorted(names) for row in _rounds(blobs, name)]
+
+
+def _rounds(blobs: BlobStore, name: str) -> list[dict[str, RoundField]]:
+    rounds: dict[int, dict[str, RoundField]] = {}
+    try:
+        lines = blobs.lines(name)
+    except CorruptRecordError as error:
+        blobs.quarantine(name, error)
+        return []
+    for line in lines:
+        try:
+            row = parse_document(line, ROUND, blobs.where(name))
+        # The last line of a killed writer: the round is repeated when the run is resumed.
+        except CorruptRecordError:
+            continue
+        if isinstance(number := row.get("round"), int):
+            # A resumed run may repeat a round: the last line counts.
+            rounds[number] = row
+    return [rounds[number] for number in sorted(rounds)]
+
+
+def _name(run_id: str) -> str:
+    return f"runs/{run_id}/{ROUNDS}"
+
+
+logger = logging.getLogger(__name__)
+
+
+def read_report(home: Place, info: RunInfo, folder: Path | None = None) -> RunReport:
+    """The report of a run, empty if the run did not finish or the report is lost; `folder` has its files if they are
+    not below `home`. Raises: StoreError.
+    """
+    return _local_report((folder or local_folder(home) / "runs" / info.run_id) / "report.json") or _kept_report(
+        home, info
+    )
+
+
+def _local_report(path: Path) -> RunReport:
+    # The state folder is three levels up (runs/RUN/report.json), and has the quarantine.
+    blobs, name = LocalBlobStore(path.parents[2]), "/".join(path.parts[-3:])
+    try:
+        return read_document(blobs, name, REPORT)
+    except FileNotFoundError:
+        return {}
+    except CorruptRecordError as error:
+        set_aside(blobs, name, error)
+        return {}
+
+
+def _kept_report(home: Place, info: RunInfo) -> RunReport:
+    """The report of another machine's run, if the store is a URL; empty without one."""
+    key = key_of(info.summary)
+    try:
+        data = ArtifactStore(home).read(key, "report.json") if key else None
+        return parse_document(data, REPORT, f"the report of run {info.run_id}") if data else {}
+    except CorruptRecordError as error:  # it stays: files under a content key are never moved
+        logger.warning("%s", error)
+        return {}

@@ -5,7 +5,7 @@ from prefect.cache_policies import NO_CACHE
 
 from retune.compiler.tune.extract import Extracted, ExtractedNetwork, ImportedNetwork
 from retune.compiler.tune.operators import extract
-from retune.tasks.names import task_name
+from retune.tasks.chain import task_name
 
 
 @task(name="extract-tasks", task_run_name=task_name("extract", "network"), cache_policy=NO_CACHE)

@@ -10,8 +10,8 @@ from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.precision.request import AUTO, PrecisionChoice, PrecisionRequest
 from retune.storage.runs import RunLedger
 from retune.storage.store_url import Place
+from retune.tasks.chain import task_name
 from retune.tasks.find_programs import best_programs
-from retune.tasks.names import task_name
 
 _CHOOSE = "retune.compiler.tune.precision.choose:choose_for_network"
 
@@ -38,5 +38,5 @@ def choose_precisions(
             choice: PrecisionChoice = worker.call(
                 _CHOOSE, ImportedNetwork(network, shapes), request, *machine, best, seed
             )
-        known = ledger.set_precision(run_id, choice.to_json())
+        known = ledger.set_once(run_id, "precision", choice.to_json())
     return PrecisionChoice.from_json(known)

@@ -8,7 +8,7 @@ from retune.compiler.tune.operators import extract
 from retune.compiler.tune.stale import TuningEstimate, estimate
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.store_url import Place
-from retune.tasks.names import task_name
+from retune.tasks.chain import task_name
 
 
 @task(name="judge", task_run_name=task_name("judge", "network"), cache_policy=NO_CACHE)

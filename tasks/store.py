@@ -80,7 +80,7 @@ def _horizon(home: Place, run_id: str, stored: Sequence[float]) -> float:
     # A run of an earlier version, which noted no horizon.
     if run.resumed and run.horizon is None:
         return run.started
-    return ledger.set_horizon(run_id, max([run.started, *(moment + _MOMENT for moment in stored)]))
+    return float(ledger.set_once(run_id, "horizon", max([run.started, *(moment + _MOMENT for moment in stored)])))
 
 
 @task(name="store", task_run_name="store-{name}", retries=2, retry_delay_seconds=1, cache_policy=NO_CACHE)

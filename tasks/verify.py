@@ -16,10 +16,10 @@ from retune.compiler.tune.precision.request import PrecisionRequest
 from retune.compiler.tune.report import Comparison
 from retune.compiler.tune.winners import Confirmation, confirm_fastest, time_again
 from retune.compiler.tune.worker_service import DeviceFacts, compare_on_device, limits_of_device
+from retune.tasks.chain import task_name
 from retune.tasks.fleet.engines import FlowEngine
 from retune.tasks.fleet.plan import FleetPlan
 from retune.tasks.fleet.workers import Workers
-from retune.tasks.names import task_name
 
 
 @task(name="time-again", task_run_name="time-again-{name}", cache_policy=NO_CACHE)

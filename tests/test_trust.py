@@ -47,8 +47,7 @@ from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.tune.worker_service import serve
 from retune.storage.artifacts import ArtifactStore
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.rounds import rounds_of
-from retune.storage.runs import RunLedger
+from retune.storage.runs import RunLedger, rounds_of
 from tests.support.doubling_network import doubling_network
 from tests.support.flows import second_account
 from tests.support.flows.runs import PATIENCE_SECONDS, environment_on, rounds

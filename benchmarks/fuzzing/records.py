@@ -38,10 +38,10 @@ from retune.compiler.model.training_data import batches_from_bytes, batches_to_b
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Annotate, Reorder, Split, load_steps
-from retune.storage.codec import canonical
 from retune.storage.layout import part_folder
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.parts import encode, part_name
+from retune.storage.schema import canonical
 
 _KEY = '["fuzz.matmul", 16, 32, 8]'
 _CPU = "llvm -mcpu=znver5"

@@ -1,13 +1,13 @@
-"""Checks of the machine: reads files of the Linux kernel, builds a trial kernel, asks the CUDA driver.
+"""Findings, and the checks of the machine: files of the Linux kernel, a trial kernel, the CUDA driver.
 
 A missing file, as in a virtual machine, is no fault: the finding says that the fact is unknown.
 """
 
 import os
-import shutil
-import subprocess
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,47 @@ import numpy as np
 from retune.compiler import te
 from retune.compiler.codegen.nvidia.ptxas import assembler
 from retune.compiler.core import config
-from retune.compiler.core.errors import RetuneError
+from retune.compiler.core.errors import RetuneError, without_passwords
 from retune.compiler.driver.build import build
 from retune.compiler.runtime.cuda.driver import gpus, why_not
-from retune.flows.doctor.finding import Finding, fail, ok, warn
+
+
+class Verdict(StrEnum):
+    """How a thing is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked at, how it is, what was found, and what to do about it, if anything."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+    def __post_init__(self) -> None:
+        """Found are URLs too: their passwords are not shown."""
+        object.__setattr__(self, "found", without_passwords(self.found))
+
+
+def ok(name: str, found: str) -> Finding:
+    """All is well."""
+    return Finding(name, Verdict.OK, found)
+
+
+def warn(name: str, found: str, advice: str) -> Finding:
+    """Retune works, but worse than it could."""
+    return Finding(name, Verdict.WARN, found, advice)
+
+
+def fail(name: str, found: str, advice: str) -> Finding:
+    """Retune cannot work like this."""
+    return Finding(name, Verdict.FAIL, found, advice)
+
 
 CPUS = Path("/sys/devices/system/cpu")
 NVIDIA = Path("/proc/driver/nvidia/version")
@@ -102,35 +139,22 @@ def code_generation() -> Finding:
 def cuda(version: Path = NVIDIA) -> Finding:
     """Whether there is an NVIDIA GPU, and what is missing to use it.
 
-    A usable GPU is reported even without `version` and nvidia-smi, which containers may lack.
+    A usable GPU is reported even without `version`, a file that containers may lack.
     """
     tools = "" if assembler() else "; no ptxas on the path, which assembles and checks generated code"
     missing = why_not()
     if not missing:
         return ok("CUDA", f"{', '.join(f'{each.name} ({each.arch})' for each in gpus())}{tools}")
-    driver, names = _text(version).partition("\n")[0], _names()
-    if not driver and not names:
+    driver_version = _text(version).partition("\n")[0]
+    if not driver_version:
         return ok("CUDA", f"no NVIDIA driver: CPUs only{tools}")
-    return warn("CUDA", ", ".join(names) or driver, missing)
+    return warn("CUDA", driver_version, missing)
 
 
 def everything() -> Iterable[Finding]:
     """All findings about the machine, one after the other."""
     for check in (cores, frequency, load, code_generation, cuda):
         yield check()
-
-
-def _names() -> list[str]:
-    """The names of the GPUs by nvidia-smi; empty without it."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    command = [tool, "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return result.stdout.split("\n")[:-1] if result.returncode == 0 else []
 
 
 def _text(path: Path) -> str:

@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 from retune.compiler.core import config
 from retune.compiler.core.errors import StoreError, install_hint
 from retune.flows.cli.state_folder import check_state_folder
-from retune.flows.doctor.finding import Finding, fail, ok, warn
+from retune.flows.doctor.machine import Finding, fail, ok, warn
 from retune.storage.store_url import is_remote, local_folder
 
 LOW_DISK = 1 << 30

@@ -30,10 +30,9 @@ from retune.compiler.measure.remote.fleet import BuildRequest, Patience, Request
 from retune.compiler.measure.remote.wire import from_bytes, to_bytes
 from retune.compiler.tune.worker_service import WorkerService
 from retune.storage.store_url import is_remote
-from retune.tasks.chain import forget_results
+from retune.tasks.chain import forget_results, opaque
 from retune.tasks.fleet.plan import DASK, PREFECT, FleetPlan, fleet_of, require_fleet
 from retune.tasks.measure import ask_device, build, measure
-from retune.tasks.opaque import opaque
 
 # A poll is two requests to a Prefect server; a run may have dozens of chunks waiting.
 POLL_SECONDS = 2.0

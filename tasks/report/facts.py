@@ -18,9 +18,7 @@ from retune.compiler.tune.precision.request import PrecisionChoice
 from retune.compiler.tune.tuning import contention_of, typical
 from retune.storage.documents import RunReport
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.reports import read_report
-from retune.storage.rounds import Field, rounds_of
-from retune.storage.runs import RunInfo, RunLedger
+from retune.storage.runs import RoundField, RunInfo, RunLedger, read_report, rounds_of
 from retune.storage.store_url import Place
 
 
@@ -126,7 +124,7 @@ def moment(seconds: float | None) -> str:
     return "-" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _progress(rounds: Sequence[Mapping[str, Field]]) -> Iterator[tuple[float, float]]:
+def _progress(rounds: Sequence[Mapping[str, RoundField]]) -> Iterator[tuple[float, float]]:
     """Seconds spent and estimated latency after every round that has both."""
     for row in rounds:
         elapsed, latency = row.get("elapsed"), row.get("latency")

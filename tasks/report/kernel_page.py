@@ -5,7 +5,7 @@ from html import escape
 
 from retune.compiler.tune.explain import Explanation
 from retune.compiler.tune.hot_loop import mark
-from retune.tasks.report.style import STYLE
+from retune.tasks.report.svg import STYLE
 
 _DIFFERENCE = {"+": "ins", "-": "del"}
 """Elements of the lines of a difference, by their first letter."""

@@ -10,7 +10,7 @@ from retune.compiler.runtime.readable import busy_warning, count, milliseconds
 from retune.compiler.tune.report import KERNEL_HEADINGS
 from retune.tasks.report.charts import latency_chart, network_chart, precision_chart, roofline_chart, task_charts
 from retune.tasks.report.facts import RunFacts, moment
-from retune.tasks.report.style import STYLE
+from retune.tasks.report.svg import STYLE
 
 SECTIONS = {
     "latency": "Latency",

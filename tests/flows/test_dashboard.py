@@ -6,7 +6,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from retune.compiler.runtime.kernel_row import KernelRow
-from retune.flows.cli.dashboard import Dashboard
+from retune.flows.cli.live import Dashboard
 from retune.flows.progress import PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened
 
 ROWS = tuple(KernelRow(f"task{index}", f"key{index}", index + 1, 2e9) for index in range(9))

@@ -11,7 +11,7 @@ import pytest
 
 from retune.compiler.core import config
 from retune.flows.doctor import machine, services
-from retune.flows.doctor.finding import Finding, Verdict
+from retune.flows.doctor.machine import Finding, Verdict
 from tests.support.fake_cuda import FakeDriver
 from tests.support.flows.command_line import run
 
@@ -51,7 +51,6 @@ def test_a_gpu_that_can_be_used_is_named(
     """Whatever of the driver is to be seen in this container."""
     monkeypatch.setattr(machine, "why_not", lambda: missing)
     monkeypatch.setattr(machine, "gpus", FakeDriver(count=2).devices)
-    monkeypatch.setattr(machine, "_names", list)
     finding = machine.cuda(write(tmp_path, {"version": driver}) / "version")
     assert finding.verdict is verdict
     assert words in finding.found

@@ -6,7 +6,7 @@ import pytest
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
-from retune.tasks.opaque import opaque
+from retune.tasks.chain import opaque
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 

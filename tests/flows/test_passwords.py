@@ -16,7 +16,7 @@ from retune.flows.cli.commands.fleet import worker
 from retune.flows.cli.commands.tune import tune
 from retune.flows.cli.worker import LineFormatter
 from retune.flows.doctor import services
-from retune.flows.doctor.finding import Verdict
+from retune.flows.doctor.machine import Verdict
 from retune.flows.parameters import TuneJob
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.store_url import open_blob_store

@@ -95,9 +95,9 @@ def test_other_samples_and_other_precisions_are_other_runs(folder: Path) -> None
 def test_a_resumed_run_keeps_its_precisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = RunLedger(tmp_path)
     with ledger.open_or_resume("f", {}) as opened:
-        ledger.set_precision(opened.run_id, CHOICE.to_json())
+        ledger.set_once(opened.run_id, "precision", CHOICE.to_json())
         other = {**CHOICE.to_json(), "layers": []}
-        assert PrecisionChoice.from_json(ledger.set_precision(opened.run_id, other)) == CHOICE
+        assert PrecisionChoice.from_json(ledger.set_once(opened.run_id, "precision", other)) == CHOICE
     monkeypatch.setattr(task, "WorkerProcess", lambda: pytest.fail("precisions were chosen again"))
     machine = "llvm", 1, True
     kept = task.choose_precisions.fn("mlp", (), PrecisionRequest("auto"), machine, 0, tmp_path, opened.run_id)
@@ -115,7 +115,7 @@ def test_a_run_chooses_once_and_stores_what_it_chose(tmp_path: Path) -> None:
 
 def test_the_page_shows_layers_and_the_curve(tmp_path: Path) -> None:
     run_id = finished_run(tmp_path)
-    RunLedger(tmp_path).set_precision(run_id, CHOICE.to_json())
+    RunLedger(tmp_path).set_once(run_id, "precision", CHOICE.to_json())
     text = page(facts_of(tmp_path, RunLedger(tmp_path).get(run_id)))
     section = text[text.index('id="precision"') :]
     assert "first_layer" in section

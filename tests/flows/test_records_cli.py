@@ -177,7 +177,7 @@ def test_the_first_and_the_last_year_are_listed(timestamp: int, folder: Path, mo
 def test_a_record_of_a_later_year_that_is_stored_already_is_listed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retune.storage.codec.MOMENTS", range(10**15))
+    monkeypatch.setattr("retune.storage.schema.MOMENTS", range(10**15))
     ParquetRecordStore(folder / "state").append([replace(timed("w0", 0.1), timestamp=3e11)])
     for words in (["list"], ["best"], ["check"]):
         assert run(monkeypatch, "records", *words) == 0

@@ -8,8 +8,7 @@ import pytest
 
 from retune.flows.cli.commands import output as command_output
 from retune.storage.artifacts import ArtifactStore, content_key
-from retune.storage.rounds import append_round
-from retune.storage.runs import RunLedger
+from retune.storage.runs import RunLedger, append_round
 from tests.support.flows.command_line import Refused, run
 from tests.support.stored_runs import finished_run, interrupted_run
 

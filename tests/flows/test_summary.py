@@ -9,9 +9,9 @@ from rich.console import Console
 
 from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
 from retune.compiler.tune.report import Comparison, Contender, Report
-from retune.flows.cli import summary
+from retune.flows.cli import foreground
 from retune.flows.cli.commands import output
-from retune.flows.cli.summary import show_report
+from retune.flows.cli.foreground import show_report
 
 HOT = "winograd4_conv2d_3x3_c128_1x28x28x128_add_add_relu"
 RECORD = {"origin": ProgramOrigin.RECORD, "record_id": "01M82BMPGX8NBQE442RT3XEF4N"}
@@ -65,6 +65,6 @@ def test_it_ends_with_a_link_to_the_report(tmp_path: Path, monkeypatch: pytest.M
     assert stream.getvalue().splitlines()[-1].split() == ["report", str(page)]
     terminal = io.StringIO()
     made = Console(file=terminal, force_terminal=True, color_system="standard", width=200, highlight=False)
-    monkeypatch.setattr(summary, "console_on", lambda _: made)
+    monkeypatch.setattr(foreground, "console_on", lambda _: made)
     show_report(report(tmp_path), terminal)
     assert f";{page.as_uri()}" in terminal.getvalue().splitlines()[-1]

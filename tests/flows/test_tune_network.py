@@ -167,7 +167,7 @@ def test_a_network_is_tuned_for_throughput_and_goes_on_so(tmp_path: Path, monkey
         asked.append(sorted(compiled))
         return max(compiled)
 
-    monkeypatch.setattr("retune.flows.share_threads.measure_instances", two)
+    monkeypatch.setattr("retune.flows.tune_network.measure_instances", two)
     monkeypatch.setattr(config, "usable_cores", lambda: 2)
     options: dict[str, Any] = {"trials": 6, "threads": 2, "home": home, "objective": "throughput"}
     report = tune_network(network, **options)

@@ -6,7 +6,7 @@ from typing import Any
 
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
 from retune.storage.base import RecordStore, Selection
-from retune.storage.codec import canonical, from_table, to_table
+from retune.storage.schema import canonical, from_table, to_table
 
 
 class MemoryRecordStore(RecordStore):

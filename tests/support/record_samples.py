@@ -18,7 +18,7 @@ from retune.storage.blob_store import LocalBlobStore
 from retune.storage.files import new_id
 from retune.storage.layout import part_names
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.rounds import append_round
+from retune.storage.runs import append_round
 
 CPU = "llvm -mcpu=znver5"
 DAY = 1.75e9
@@ -58,6 +58,10 @@ _BASE = MeasureRecord(
     llvm_version="20",
     timestamp=1.75e9,
 )
+
+
+RUN, UNFINISHED = f"{'0' * 25}A", f"{'0' * 25}B"
+"""The runs of `write_store`."""
 
 
 def timed(task_key: str, seconds: float, **changes: object) -> MeasureRecord:
@@ -103,12 +107,12 @@ def write_rounds(root: str, name: str, rounds: int) -> None:
 
 def write_store(root: Path) -> Path:
     """Make a state folder with one finished run of two rounds on one task, a failure, and an unfinished run."""
-    first = timed("w0", 4e-3, mutation="default", round=0, run_id="A", elapsed=1.0, predicted=None)
-    second = timed("w0", 1e-3, round=1, run_id="A", elapsed=2.0, predicted=0.9)
-    third = timed("w0", 2e-3, round=1, run_id="A", elapsed=2.0, predicted=0.3, contention=0.2)
+    first = timed("w0", 4e-3, mutation="default", round=0, run_id=RUN, elapsed=1.0, predicted=None)
+    second = timed("w0", 1e-3, round=1, run_id=RUN, elapsed=2.0, predicted=0.9)
+    third = timed("w0", 2e-3, round=1, run_id=RUN, elapsed=2.0, predicted=0.3, contention=0.2)
     said = "no answer within 10.5 s\nit was killed"
-    lost = failed("w0", round=1, run_id="A", elapsed=2.0, predicted=0.95, error=said)
-    again = failed("w0", round=1, run_id="A", elapsed=2.0, predicted=None, error="no answer within 11 s")
+    lost = failed("w0", round=1, run_id=RUN, elapsed=2.0, predicted=0.95, error=said)
+    again = failed("w0", round=1, run_id=RUN, elapsed=2.0, predicted=None, error="no answer within 11 s")
     confirmed = replace(second, record_id=new_id(), parent_id=second.record_id, mutation="confirmed", predicted=None)
     confirmed = replace(confirmed, costs=(1.5e-3,), timestamp=DAY + 60)
     ParquetRecordStore(root).append([first, second, third, lost, again, confirmed])
@@ -120,9 +124,9 @@ def write_store(root: Path) -> Path:
             "elapsed": 60.0 * (number + 1),
             "latency": latency,
         }
-        append_round(root, "A", row)
-    _write_run(root, "A", DAY + 60)
-    _write_run(root, "B", None)
+        append_round(root, RUN, row)
+    _write_run(root, RUN, DAY + 60)
+    _write_run(root, UNFINISHED, None)
     return root
 
 

@@ -10,8 +10,7 @@ from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
 from retune.compiler.tune.limits import MachineLimits
 from retune.compiler.tune.report import Comparison, Contender, Report
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.rounds import append_round
-from retune.storage.runs import RunLedger
+from retune.storage.runs import RunLedger, append_round
 from tests.support.record_samples import failed, timed
 
 HOSTILE = "<script>alert('x')</script> & \"friends\""

@@ -11,7 +11,7 @@ from retune.flows.cli import exits
 from retune.flows.cli.commands.arguments import Store
 from retune.flows.cli.commands.output import Json, Mode, Output, Quiet, console_on
 from retune.flows.doctor import machine, services
-from retune.flows.doctor.finding import Finding, Verdict
+from retune.flows.doctor.machine import Finding, Verdict
 
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 

@@ -11,8 +11,7 @@ from retune.flows.cli.commands.arguments import Store, home_of, state_folder_of
 from retune.flows.cli.commands.output import Column, Json, Output, Quiet, complain
 from retune.storage.artifacts import ArtifactStore, content_key, key_of
 from retune.storage.files import put
-from retune.storage.rounds import rounds_of
-from retune.storage.runs import RunLedger
+from retune.storage.runs import RunLedger, rounds_of
 from retune.tasks.report.facts import facts_of, find_run, moment
 from retune.tasks.report.page import page
 

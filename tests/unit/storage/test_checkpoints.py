@@ -11,7 +11,7 @@ from retune.compiler.core.errors import StoreError
 from retune.storage import checkpoints as checkpoints_module
 from retune.storage.checkpoints import CheckpointStore
 from retune.storage.query import ROUND_COLUMNS, connect, run_query
-from retune.storage.rounds import ROUNDS, Field, append_round, rounds_of
+from retune.storage.runs import ROUNDS, RoundField, append_round, rounds_of
 
 
 def test_a_run_finds_the_latest_of_its_place_before_it_began(tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_a_clock_that_was_set_back_hides_nothing(tmp_path: Path, monkeypatch: py
     assert store.newest(before=math.inf) == b"3"
 
 
-def row(number: int, elapsed: float, accuracy: float | None) -> dict[str, Field]:
-    values: dict[str, Field] = dict.fromkeys(ROUND_COLUMNS, None)
+def row(number: int, elapsed: float, accuracy: float | None) -> dict[str, RoundField]:
+    values: dict[str, RoundField] = dict.fromkeys(ROUND_COLUMNS, None)
     del values["run_id"]
     return {**values, "round": number, "elapsed": elapsed, "task_name": "conv", "model_pair_accuracy": accuracy}
 

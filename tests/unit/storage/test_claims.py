@@ -9,8 +9,8 @@ import pytest
 
 from retune.compiler.core.errors import StoreError
 from retune.compiler.runtime import temporaries
-from retune.storage import claims
-from retune.storage.claims import Claim, acquire
+from retune.storage import object_store
+from retune.storage.object_store import Claim, acquire
 from retune.storage.store_url import open_blob_store
 
 
@@ -23,7 +23,7 @@ def objects(request: pytest.FixtureRequest) -> Any:
 def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process looks like one of another machine to the next."""
     numbers = itertools.count()
-    monkeypatch.setattr(claims, "process_space", lambda: f"machine {next(numbers)}")
+    monkeypatch.setattr(object_store, "process_space", lambda: f"machine {next(numbers)}")
 
 
 def claim_of(objects: Any) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Late:
 @pytest.mark.usefixtures("unseen")
 def test_a_number_that_was_removed_since_it_was_listed_makes_no_second_owner(objects: Any) -> None:
     acquire(objects, "lock").close()
-    late = Late(objects)
+    late: Any = Late(objects)
     with pytest.raises(StoreError, match="is working on this run already"):
         acquire(late, "lock")
     late.owner.close()
@@ -144,14 +144,16 @@ class Failing:
 @pytest.mark.parametrize("method", ["create", "remove"])
 @pytest.mark.parametrize("error", [StoreError("the network is down"), KeyboardInterrupt()])
 def test_failed_claim_does_not_block_others(objects: Any, method: str, error: BaseException) -> None:
+    failing: Any = Failing(objects, method, error)
     with pytest.raises(type(error)):
-        acquire(Failing(objects, method, error), "lock")
+        acquire(failing, "lock")
     acquire(objects, "lock").close()
 
 
 @pytest.mark.usefixtures("unseen")
 def test_a_put_that_was_repeated_for_want_of_an_answer_is_known_again(objects: Any) -> None:
-    acquire(Failing(objects, "create", None), "lock").close()
+    failing: Any = Failing(objects, "create", None)
+    acquire(failing, "lock").close()
     assert objects.files("lock") == ["lock/00000001"]
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from retune.compiler.core.errors import CorruptRecordError, StoreError
 from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
-from retune.storage.codec import canonical, from_table, to_table
-from retune.storage.schema import COLUMNS, SCHEMA
+from retune.storage.schema import COLUMNS, SCHEMA, canonical, from_table, to_table
 from tests.support.record_samples import timed
 
 durations = st.floats(0, 1e9)

@@ -18,8 +18,7 @@ from retune.storage.compaction import Compaction, Retention, compact
 from retune.storage.layout import part_names
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.query import connect, run_query
-from retune.storage.rounds import append_round, rounds_of
-from retune.storage.runs import RunLedger
+from retune.storage.runs import RunLedger, append_round, rounds_of
 from retune.storage.store_url import open_blob_store
 from tests.support.record_samples import another_owner, failed, timed
 from tests.support.store_writers import ROOT, WRITER

@@ -18,12 +18,11 @@ from retune.compiler.core.errors import CorruptRecordError, SchemaError, StoreEr
 from retune.compiler.measure.record import SCHEMA_VERSION
 from retune.storage import parquet
 from retune.storage.blob_store import BlobStore, LocalBlobStore
-from retune.storage.codec import canonical, to_table
 from retune.storage.compaction import compact
 from retune.storage.layout import part_folder
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.parts import read_part
-from retune.storage.schema import SCHEMA, VERSION_KEY, upgrade
+from retune.storage.schema import SCHEMA, VERSION_KEY, canonical, to_table, upgrade
 from tests.support.record_samples import CPU, failed, part_paths, timed
 from tests.support.store_writers import start_writer
 

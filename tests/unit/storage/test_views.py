@@ -9,7 +9,7 @@ import pytest
 from retune.storage.query import connect, run_query
 from retune.storage.runs import RunLedger
 from retune.storage.views import VIEWS
-from tests.support.record_samples import DAY, write_store
+from tests.support.record_samples import DAY, RUN, UNFINISHED, write_store
 
 DOCS = Path(__file__).parent.parent.parent.parent / "docs/how-to/analytics.md"
 
@@ -59,7 +59,7 @@ def test_gain_is_per_minute(home: Path) -> None:
 
 def test_runs_say_what_came_of_them(home: Path) -> None:
     _, rows = run_query(home, "SELECT run_id, network, completed IS NULL, trials, tuned_seconds FROM runs ORDER BY 1")
-    assert rows == [("A", "mlp", False, 5, 2e-3), ("B", "mlp", True, None, None)]
+    assert rows == [(RUN, "mlp", False, 5, 2e-3), (UNFINISHED, "mlp", True, None, None)]
 
 
 @pytest.mark.parametrize("scheme", ["", "memory://"])
@@ -71,7 +71,7 @@ def test_layers_say_which_precision_each_got(tmp_path: Path, scheme: str) -> Non
     ]
     layers += [{"name": "head", "op": "dense", "precision": "float32", "float32_seconds": 2e-3, "seconds": None}]
     with ledger.open_or_resume("f", {"network": "net", "precision": "auto"}) as run:
-        ledger.set_precision(run.run_id, {"precision": "auto", "layers": layers})
+        ledger.set_once(run.run_id, "precision", {"precision": "auto", "layers": layers})
     with ledger.open_or_resume("g", {"network": "other"}):
         pass
     sql = "SELECT layer, op, precision, float32_seconds / seconds AS speedup, error FROM layers WHERE network = 'net'"
