@@ -144,7 +144,7 @@ def _models() -> list[bytes]:
 def _inside(name: str) -> Mutate:
     if name.endswith(".json"):
         return mutated_json
-    return _mutated_text if name in ("header.npy", "booster.npy") else mutated_bytes
+    return _mutated_text if name == "header.npy" else mutated_bytes
 
 
 def _mutated_text(data: bytes, draw: Random) -> bytes:

@@ -25,8 +25,8 @@ workers. A flow takes the groups that apply to it.
 class OptionInfo:
     """Description and limits of an option or a setting."""
 
-    meaning: str
-    """The meaning, as a phrase."""
+    meaning: str = ""
+    """The meaning, as a phrase; empty where text below the field documents it."""
     group: str = ""
     """The group, such as `BUDGET`; empty for a setting that is no option of a run."""
     least: float | None = None
@@ -62,7 +62,7 @@ class OptionInfo:
         )
 
 
-def option(default: Any, meaning: str, group: str = "", **info: Any) -> Any:
+def option(default: Any, meaning: str = "", group: str = "", **info: Any) -> Any:
     """A field of a class of options; `info` as for `OptionInfo`."""
     return field(default=default, metadata={"info": OptionInfo(meaning, group, **info)})
 
@@ -106,6 +106,20 @@ def check_value(setting: Field[object], kind: type, value: object, where: str) -
     return value
 
 
+def check_options(options: Any) -> None:
+    """Check every field of frozen `options` that is an `option`, and give it its type: an integer for a float becomes a
+    float. None is unset, where it is the default.
+
+    Raises: OptionError naming the field, its value and what it may be.
+    """
+    kinds = kinds_of(type(options))
+    for setting in fields(options):
+        value = getattr(options, setting.name)
+        if "info" in setting.metadata and (value is not None or setting.default is not None):
+            # As frozen dataclasses set fields themselves.
+            object.__setattr__(options, setting.name, check_value(setting, kinds[setting.name], value, setting.name))
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
     """How the task scheduler gives the rounds of a run to its tasks, see `retune.compiler.search.task_scheduler`."""
@@ -132,13 +146,7 @@ class SchedulerOptions:
     )
 
     def __post_init__(self) -> None:
-        kinds = kinds_of(type(self))
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            if value is not None:
-                checked = check_value(setting, kinds[setting.name], value, setting.name.replace("_", " "))
-                # As frozen dataclasses set fields themselves; an integer for a float becomes a float here.
-                object.__setattr__(self, setting.name, checked)
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,23 +1,11 @@
 """`MeasureOptions`: how thoroughly to measure, and its text form for records. Options are frozen and validated."""
 
 import json
-import math
 from dataclasses import asdict, dataclass
-from numbers import Real
 
 from retune.compiler.core.errors import OptionError
+from retune.compiler.core.options import check_options, option
 from retune.compiler.runtime.threads.machine import last_cache_bytes
-
-_NUMBERS = (
-    "build_timeout_s",
-    "run_timeout_s",
-    "min_repeat_ms",
-    "cooldown_interval",
-    "first_look_ms",
-    "give_up_factor",
-    "max_contention",
-    "tolerance_factor",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,68 +17,46 @@ class MeasureOptions:
     repeats of `min_repeat_ms` is as steady as the mean of one long repeat, at a tenth of its price.
     """
 
-    threads: int = 1
+    threads: int = option(1, least=1)
     """Threads that a program is timed on."""
-    build_timeout_s: float = 15.0
+    build_timeout_s: float = option(15.0, above=0)
     """Seconds for the build of one candidate: `timeout` of TVM's `LocalBuilder`, with its default."""
-    run_timeout_s: float = 10.0
+    run_timeout_s: float = option(10.0, above=0)
     """Seconds for all runs of one candidate: `timeout` of TVM's `LocalRunner`, with its default."""
-    number: int = 1
+    number: int = option(1, least=1)
     """Calls in a repeat, where the search for their number begins."""
-    repeat: int = 3
+    repeat: int = option(3, least=1)
     """Repeats of a program that may be the best; the fastest counts."""
-    min_repeat_ms: float = 3.0
+    min_repeat_ms: float = option(3.0, least=0)
     """The least length of a repeat in milliseconds."""
-    cooldown_interval: float = 0.0
+    cooldown_interval: float = option(0.0, least=0)
     """A pause in seconds after every repeat."""
     enable_cpu_cache_flush: bool = False
     """Evict all arguments but the first from the caches before each repeat, which is then one call."""
-    rotate_bytes: int = 0
+    rotate_bytes: int = option(0, least=0)
     """The location of a task's constants (weights): 0 leaves them in the caches from call to call; otherwise every call
     uses another copy in a pool of so many bytes, so that they come from memory, as in a network whose weights exceed
     the last cache.
     """
-    first_look_ms: float = 0.3
+    first_look_ms: float = option(0.3, least=0)
     """The length in milliseconds of the probe that decides whether a program gets its repeats."""
-    give_up_factor: float = 1.5
+    give_up_factor: float = option(1.5, least=1)
     """A program slower than this factor times the best of its task gets no repeats; its record is `censored`."""
-    max_contention: float = 0.02
+    max_contention: float = option(0.02, least=0)
     """A repeat that loses more than this share to other processes is repeated. TVM has no such check."""
-    contended_passes: int = 3
+    contended_passes: int = option(3, least=0)
     """Repeats of a candidate that may be repeated."""
     overlap: bool = True
     """While a program is timed, build others on CPUs that the timing does not use. TVM builds everything first."""
     check: bool = True
     """Compare outputs with those of the default schedule on the same random inputs. TVM does not check results."""
-    tolerance_factor: float = 1.0
+    tolerance_factor: float = option(1.0, above=0)
     """Scales the tolerance of outputs, up to 45%: zeros are never right."""
-    seed: int = 0
+    seed: int = option(0, least=0)
     """The seed of the random inputs."""
 
     def __post_init__(self) -> None:
-        for name in ("threads", "number", "repeat", "seed", "rotate_bytes", "contended_passes"):
-            if not isinstance(getattr(self, name), int):
-                raise OptionError(f"{name} must be an integer, not {getattr(self, name)!r}")
-        for name in _NUMBERS:
-            if not isinstance(getattr(self, name), Real) or not math.isfinite(getattr(self, name)):
-                raise OptionError(f"{name} must be a finite number, not {getattr(self, name)!r}")
-        for name, least in (("threads", 1), ("number", 1), ("repeat", 1), ("give_up_factor", 1)):
-            if not getattr(self, name) >= least:
-                raise OptionError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        for name in ("build_timeout_s", "run_timeout_s", "tolerance_factor"):
-            if not getattr(self, name) > 0:
-                raise OptionError(f"{name} must be positive, not {getattr(self, name)}")
-        for name in (
-            "min_repeat_ms",
-            "cooldown_interval",
-            "rotate_bytes",
-            "first_look_ms",
-            "max_contention",
-            "contended_passes",
-            "seed",
-        ):
-            if not getattr(self, name) >= 0:
-                raise OptionError(f"{name} must not be negative, not {getattr(self, name)}")
+        check_options(self)
 
     def to_json(self) -> str:
         """The options as JSON text, keys sorted: equal options give equal strings."""

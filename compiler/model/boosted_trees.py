@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retune.compiler.core.errors import ArtifactError, OptionError, StoreError
-from retune.compiler.core.json_reader import JsonObject
+from retune.compiler.core.json_reader import integer
+from retune.compiler.core.options import check_options, option
 from retune.compiler.model.base import TrainingBatch
 from retune.compiler.model.features import FEATURE_NAMES
 from retune.compiler.model.metrics import ModelMetrics, judge
 from retune.compiler.model.random import random_scores
-from retune.compiler.model.saved_trees import check_trees
 from retune.compiler.model.training_data import archive_of, batches_in, header_of, open_archive, refuse_wrong_data
 from retune.compiler.model.training_set import History, TrainingRows, is_statement, throughputs
 from retune.compiler.runtime.atomic_write import atomic_write
@@ -33,7 +33,6 @@ if TYPE_CHECKING:  # it loads scipy too, half a second before the first output o
 
 _log = logging.getLogger(__name__)
 
-_TREES = "booster.json"
 _Gradients = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
@@ -41,39 +40,41 @@ _Gradients = tuple[NDArray[np.float32], NDArray[np.float32]]
 class XGBOptions:
     """How the trees are grown."""
 
-    warmup: int = 32
+    warmup: int = option(32, least=0)
     """Programs before the first trees are grown."""
-    scratch_rounds: int = 100
+    scratch_rounds: int = option(100, least=0, most=1000)
     """Trees of a training from scratch."""
-    update_rounds: int = 10
+    update_rounds: int = option(10, least=0, most=1000)
     """Trees that an update adds."""
-    most_trees: int = 300
+    most_trees: int = option(300, least=0, most=10_000)
     """More trees cause a training from scratch."""
     # Both bounds keep the cost of a training independent of the length of a run.
-    scratch_programs: int = 16384
+    scratch_programs: int = option(16384, least=0)
     """Most older programs of a training from scratch, in addition to the batch."""
-    replay_programs: int = 2048
+    replay_programs: int = option(2048, least=0)
     """Most older programs of an update, in addition to the batch."""
-    worst_weight: float = 0.5
+    worst_weight: float = option(0.5, least=0, most=1)
     """Weight of a failed program; the best program has 1."""
-    max_depth: int = 4
+    max_depth: int = option(4, least=0, most=16)
     # As in Ansor.
-    eta: float = 0.2
+    eta: float = option(0.2, least=0, most=1)
     """Learning rate: the share of a tree's correction that is applied."""
-    max_bin: int = 128
+    max_bin: int = option(128, least=2, most=65_536)
     """Bins of a feature's histogram."""
-    column_share: float = 0.4
+    column_share: float = option(0.4, least=0, most=1)
     """Share of the features that a tree may use."""
-    adaptive: bool = False
+    adaptive: bool = option(False)
     """Whether the model trains only when new programs reach a fifth of those it was trained on, as TVM's does."""
+
+    def __post_init__(self) -> None:
+        """Raises: OptionError."""
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)
 class _Training:
     batches: int
     """Batches after which it is due."""
-    update: int
-    """Updates so far."""
     fresh: int
     """Programs that are new to the trees."""
     scratch: bool
@@ -95,7 +96,8 @@ class XGBModel:
         self._options = options or XGBOptions()
         self._history = History()
         self._booster: xgboost.Booster | None = None
-        self._updates = 0
+        self._plans: list[int] = []
+        """How many batches there were each time a training was considered."""
         self._scratch_size = 0
         self._trees = 0
         self._trained_on = 0
@@ -149,7 +151,7 @@ class XGBModel:
 
     def training_data(self, most: int = 8192) -> list[TrainingBatch]:
         """A sample of the history for another model: at most `most` programs, a batch a task."""
-        return self._history.condense(most, np.random.default_rng([self._seed, self._updates]))
+        return self._history.condense(most, np.random.default_rng([self._seed, len(self._history.batches)]))
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """Scores (B,) of programs (B, S, F), about throughput over the task's best; hashes before any training."""
@@ -185,11 +187,11 @@ class XGBModel:
 
     def _take(self, batch: TrainingBatch) -> None:
         self._history.append(batch)
-        self._updates += 1
 
     def _plan(self) -> None:
         """If a training is due, choose one from scratch or a few more trees; run it unless updates are replayed."""
-        options, programs = self._options, self._history.programs
+        options, programs, batches = self._options, self._history.programs, len(self._history.batches)
+        self._plans.append(batches)
         fresh = programs - self._trained_on
         # Growing by a constant factor between trainings makes their number logarithmic in the number of programs.
         enough = self._trained_on / 5 if options.adaptive else 1
@@ -202,7 +204,7 @@ class XGBModel:
         self._trees = options.scratch_rounds if scratch else self._trees + options.update_rounds
         if scratch:
             self._scratch_size = programs
-        training = _Training(len(self._history.batches), self._updates, fresh, scratch)
+        training = _Training(batches, fresh, scratch)
         if self._waiting is None:
             self._train(training)
             return
@@ -217,9 +219,9 @@ class XGBModel:
         older = options.scratch_programs if training.scratch else options.replay_programs
         data = self._sample(history, older, training)
         if training.scratch:
-            self._boost(data, options.scratch_rounds, None, training.update)
+            self._boost(data, options.scratch_rounds, None, training.batches)
         else:
-            self._boost(data, options.update_rounds, self._booster, training.update)
+            self._boost(data, options.update_rounds, self._booster, training.batches)
 
     def _sample(self, history: History, older: int, training: "_Training") -> TrainingRows:
         """The latest programs and at most `older` earlier programs, drawn with a seed."""
@@ -228,8 +230,8 @@ class XGBModel:
             return history.rows(self._options.worst_weight)
         chosen = np.ones(history.programs, dtype=bool)
         chosen[:before] = False
-        # Seeded by the number of the update, so a resumed run replays the same sample.
-        rng = np.random.default_rng([self._seed, training.update])
+        # Seeded by the number of the batch, so a resumed run replays the same sample.
+        rng = np.random.default_rng([self._seed, training.batches])
         chosen[rng.choice(before, older, replace=False)] = True
         return history.rows(self._options.worst_weight, chosen)
 
@@ -261,42 +263,27 @@ class XGBModel:
         self._booster = xgboost.train(parameters, matrix, num_boost_round=rounds, obj=objective, xgb_model=start)
 
     def to_bytes(self) -> bytes:
-        """The whole model, trees and data; `from_bytes` restores a model that goes on exactly as this would."""
-        facts = {
-            "seed": self._seed,
-            "options": asdict(self._options),
-            "updates": self._updates,
-            "scratch_size": self._scratch_size,
-            "trees": self._trees,
-            "trained_on": self._trained_on,
-        }
-        trees = {} if self._booster is None else {_TREES: bytes(self._booster.save_raw("json"))}
-        return archive_of(self._history.batches, facts, trees)
+        """The options and the data of the model; `from_bytes` grows the same trees again, and goes on as this would."""
+        facts = {"seed": self._seed, "options": asdict(self._options), "plans": self._plans}
+        return archive_of(self._history.batches, facts)
 
     @classmethod
     def from_bytes(cls, data: bytes, threads: int = 1) -> Self:
-        """Read what `to_bytes` wrote.
+        """Read what `to_bytes` wrote, and grow the trees, in some seconds for thousands of programs.
 
         Raises: StoreError for another version of the features, CorruptRecordError for other data.
         """
-        import xgboost
-
         with refuse_wrong_data("cost model"):
             archive = open_archive(data)
             header = header_of(archive, "the cost model is")
-            model = cls(_count(header, "seed"), threads, _options_of(header["options"]))
-            model._updates = _count(header, "updates")
-            model._scratch_size = _count(header, "scratch_size")
-            model._trees = _count(header, "trees")
-            model._trained_on = _count(header, "trained_on")
-            for batch in batches_in(archive, header):
-                cls._check(batch)
-                model._history.append(batch)
-            if _TREES in archive:
-                trees = archive.blob(_TREES)
-                check_trees(trees, len(FEATURE_NAMES))
-                model._booster = xgboost.Booster({"nthread": threads})
-                model._booster.load_model(bytearray(trees))
+            model = cls(integer(header["seed"]), threads, XGBOptions(**header["options"]))
+            batches = list(batches_in(archive, header))
+            plans = [integer(plan) for plan in header.get("plans", range(1, len(batches) + 1))]
+            if sorted(plans) != plans or max(plans, default=0) != len(batches) or model._seed < 0:
+                raise ValueError("its plans or its seed are none")
+            with model.retracing():
+                for start, end in pairwise([0, *plans]):
+                    model.learn(batches[start:end])
         return model
 
     def save(self, path: Path) -> None:
@@ -338,22 +325,3 @@ def pack_sum_objective(
         return np.repeat(error * data.weights, lengths).astype(np.float32), hessian
 
     return objective
-
-
-def _count(header: JsonObject, name: str) -> int:
-    """A number in the header of a saved model. Raises: ValueError unless it is an integer from 0 on."""
-    value = header[name]
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{name} is {value!r}")
-    return value
-
-
-def _options_of(row: JsonObject) -> XGBOptions:
-    """The options in the header of a saved model. Raises: TypeError for unknown options or other types."""
-    options = XGBOptions(**row)
-    for name, default in asdict(XGBOptions()).items():
-        value = getattr(options, name)
-        fits = type(value) is type(default) or (isinstance(default, float) and type(value) is int)
-        if not fits or not 0 <= value < 2**31:
-            raise TypeError(f"the option {name} is {value!r}")
-    return options

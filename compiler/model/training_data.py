@@ -21,7 +21,7 @@ _HEADER = "header.json"
 
 def batches_to_bytes(batches: Sequence[TrainingBatch]) -> bytes:
     """The batches in one compressed archive."""
-    return archive_of(batches, {}, {})
+    return archive_of(batches, {})
 
 
 def batches_from_bytes(data: bytes) -> list[TrainingBatch]:
@@ -40,10 +40,10 @@ def refuse_wrong_data(what: str) -> AbstractContextManager[None]:
     return reject_damage(what, "the data", StoreError, CorruptRecordError)
 
 
-def archive_of(batches: Sequence[TrainingBatch], facts: Mapping[str, object], more: Mapping[str, bytes]) -> bytes:
-    """Batches in one compressed archive, with `facts` in its header and the parts `more`."""
+def archive_of(batches: Sequence[TrainingBatch], facts: Mapping[str, object]) -> bytes:
+    """Batches in one compressed archive, with `facts` in its header."""
     header = {"feature_version": FEATURE_VERSION, **facts, "tasks": [batch.task_key for batch in batches]}
-    parts: dict[str, object] = {_HEADER: header, **more}
+    parts: dict[str, object] = {_HEADER: header}
     for index, batch in enumerate(batches):
         parts |= {f"features{index}.npy": batch.features, f"seconds{index}.npy": batch.seconds}
     return archive_bytes(_KIND, _VERSION, parts, compress=True)

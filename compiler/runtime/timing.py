@@ -5,7 +5,6 @@ increases it until the pass lasts `min_repeat_ms`.
 """
 
 import gc
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retune.compiler.core.errors import OptionError
+from retune.compiler.core.options import check_options, option
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.readable import milliseconds
 
@@ -59,38 +58,23 @@ class BenchmarkResult:
 class TimeEvaluator:
     """How to time a call."""
 
-    number: int = 1
+    number: int = option(1, least=1)
     """Calls in the first pass of a repeat; each further pass has more."""
-    repeat: int = 1
+    repeat: int = option(1, least=1)
     """Number of repeats; each gives one time."""
-    min_repeat_ms: float = 0.0
+    min_repeat_ms: float = option(0.0, least=0)
     """A repeat makes passes until one lasts this long."""
-    limit_zero_time_iterations: int = 100
+    limit_zero_time_iterations: int = option(100, least=1)
     """A repeat ends after this many passes of zero time, for clocks that stand still."""
-    cooldown_ms: float = 0.0
+    cooldown_ms: float = option(0.0, least=0)
     """Sleep between repeats."""
-    repeats_to_cooldown: int = 1
+    repeats_to_cooldown: int = option(1, least=1)
     """Number of repeats between sleeps."""
-    flush_bytes: int = 0
+    flush_bytes: int = option(0, least=0, most=_MOST_FLUSHED)
     """Bytes of other memory written before each pass to cool caches; use `number` 1 and `min_repeat_ms` 0."""
 
     def __post_init__(self) -> None:
-        counts = (self.number, self.repeat, self.repeats_to_cooldown, self.limit_zero_time_iterations)
-        whole = isinstance(self.flush_bytes, int) and not isinstance(self.flush_bytes, bool)
-        if not whole or self.flush_bytes > _MOST_FLUSHED:
-            raise OptionError(f"flush_bytes must be a number of bytes up to {_MOST_FLUSHED}, not {self.flush_bytes!r}")
-        for amount in (self.min_repeat_ms, self.cooldown_ms, self.flush_bytes):
-            if not isinstance(amount, int | float):
-                raise OptionError(f"min_repeat_ms, cooldown_ms and flush_bytes must be numbers, not {amount!r}")
-        if not all(isinstance(count, int) and count >= 1 for count in counts):
-            raise OptionError(
-                "number, repeat, repeats_to_cooldown and limit_zero_time_iterations must be integers from 1 on, "
-                f"not {counts}"
-            )
-        if not all(math.isfinite(limit) for limit in (self.min_repeat_ms, self.cooldown_ms)):
-            raise OptionError("min_repeat_ms and cooldown_ms must be finite")
-        if min(self.min_repeat_ms, self.cooldown_ms, self.flush_bytes) < 0:
-            raise OptionError("min_repeat_ms, cooldown_ms and flush_bytes must not be negative")
+        check_options(self)
 
     def __call__(
         self,

@@ -5,10 +5,10 @@ Options are frozen and checked when made.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, Self
 
 from retune.compiler.core.errors import OptionError
+from retune.compiler.core.options import check_options, option
 
 _PARAMETERS = {
     "eps_greedy": "eps_greedy",
@@ -37,90 +37,90 @@ class SearchOptions:
 
     # What TVM's search policy has too keeps TVM's default: population, generations, mutation, eps-greedy, measured
     # ratio, structures of tiles, the innermost limit, unroll limits and the ratio of parallel pieces.
-    population: int = 2048
+    population: int = option(2048, least=1)
     """Programs that live at a time, over all sketches."""
-    generations: int = 4
+    generations: int = option(4, least=0)
     """Rounds of selection, or fewer for a small batch."""
     # A round of four programs then takes 0.99 s of CPU time instead of 1.74 s, for programs that the model rates alike
     # (ResNet-18, eight tasks).
-    batch_per_generation: int = 16
+    batch_per_generation: int = option(16, least=1)
     """Each generation evolves for this many measured programs of a batch."""
     # A round of four programs then samples for 0.23 s instead of 0.29 s, and a minute has 460 to 500 trials,
     # not 390 (EfficientNet-B0).
-    batch_per_placement: int = 2
+    batch_per_placement: int = option(2, least=1)
     """Sample a placement of the small producers for each so many programs of a batch."""
-    mutation_probability: float = 0.85
+    mutation_probability: float = option(0.85, least=0, most=1)
     """Share of the children that are mutated."""
-    crossover_probability: float = 0.6
+    crossover_probability: float = option(0.6, least=0, most=1)
     """Share of the unmutated children that exchange columns with another parent."""
-    eps_greedy: float = 0.05
+    eps_greedy: float = option(0.05, least=0, most=1)
     """Share of each batch that is drawn at random."""
-    measured_ratio: float = 0.2
+    measured_ratio: float = option(0.2, least=0, most=1)
     """Largest share of the population that the best measured programs seed."""
-    prior_ratio: float = 0.75
+    prior_ratio: float = option(0.75, least=0, most=1)
     """Share of the first selection, and of a task's first batch, that the analytical model decides."""
-    prior_trials: int = 64
+    prior_trials: int = option(64, least=0)
     """Results after which the analytical model weighs as much as the cost model; its weight decays from there, faster
     where its predictions were poor. 0: no weight."""
     # Evolution amplifies a model's errors, and the initial samples are free of them.
-    sampled_ratio: float = 0.5
+    sampled_ratio: float = option(0.5, least=0, most=1)
     """Share of the first batch, and a falling share of later ones, that are the best of the initial samples."""
     tiling: str = "SSRSRS"
     """Loop structure of a tiled stage on a CPU, outermost level first: S spatial, R reduction."""
     gpu_tiling: str = "SSSRRSRS"
     """Loop structure on a GPU: the first three levels are blocks, virtual threads and threads."""
-    max_innermost: int = 64
+    max_innermost: int = option(64, least=1)
     """Longest innermost part of a loop."""
     unroll_limits: tuple[int, ...] = (0, 16, 64, 512)
     """Values of `auto_unroll_max_step` on a CPU."""
     gpu_unroll_limits: tuple[int, ...] = (0, 16, 64, 512, 1024)
     """Values of `auto_unroll_max_step` on a GPU."""
-    max_parallel_ratio: int = 16
+    max_parallel_ratio: int = option(16, least=1)
     """Most iterations of a parallel loop per core, approximately."""
     ansor_rules: bool = False
     """Derive sketches by Ansor's rules and conditions only, for comparison."""
     tensor_cores: bool = True
     """Use the tensor cores of GPUs that have them for matrix products."""
     # Twice the 32 registers of AVX-512: the limit of `RegisterTiles`, beyond which a tile stays in memory.
-    max_register_vectors: int = 64
+    max_register_vectors: int = option(64, least=1)
     """Most vectors of a register tile."""
-    max_location_variants: int = 6
+    max_location_variants: int = option(6, least=1)
     """Most placements of the small producers per sketch."""
-    max_per_tiling: int = 2
+    max_per_tiling: int = option(2, least=1)
     """Most candidates of a batch that share all their tile sizes."""
-    sample_attempts: int = 8
+    sample_attempts: int = option(8, least=1)
     """Most sampling attempts while few programs are valid."""
-    retries: int = 1
+    retries: int = option(1, least=0)
     """Retries, with other samples, of a round that yields nothing new."""
     # Each placement is replayed for itself, however few programs it has: small ones cost most of a generation's time.
-    extinction_ratio: float = 0.5
+    extinction_ratio: float = option(0.5, least=0, most=1)
     """A placement whose programs get less than this share of an equal part of the parents dies out."""
     static_filters: bool = True
     """Drop programs that need more registers than exist, or unroll to more than `max_straight_line`."""
-    max_straight_line: int = 8192
+    max_straight_line: int = option(8192, least=1)
     """Most vector operations of straight-line code."""
-    transfer_ratio: float = 0.1
+    transfer_ratio: float = option(0.1, least=0, most=1)
     """Largest share of a batch that is good programs of similar tasks, fitted to this task's sizes. 0: none."""
-    finish_ratio: float = 0.25
+    finish_ratio: float = option(0.25, least=0, most=1)
     """At most this share of the budget before its end, half of each batch is neighbors of the best. 0: never."""
-    finish_parents: int = 2
+    finish_parents: int = option(2, least=1)
     """Number of best programs whose neighbors are tried."""
     learn_failures: bool = True
     """Train the model on failed programs as having no speed."""
-    refuse_spills: int = -1
+    refuse_spills: int = option(-1, least=-1)
     """Drop GPU programs that spill more bytes. -1: no check, which saves half a second per program."""
     # How often each kind of mutation is drawn; TVM's weights of tiles, unrolling and locations are 0.90, 0.04 and 0.05.
-    tile_weight: float = 0.86
+    tile_weight: float = option(0.86, least=0)
     """Moves a factor between the levels of a split."""
-    unroll_weight: float = 0.04
+    unroll_weight: float = option(0.04, least=0)
     """Draws an unroll limit."""
-    location_weight: float = 0.05
+    location_weight: float = option(0.05, least=0)
     """Draws a placement of the small producers."""
-    parallel_weight: float = 0.04
+    parallel_weight: float = option(0.04, least=0)
     """Draws how many loops run in parallel."""
-    vector_weight: float = 0.01
+    vector_weight: float = option(0.01, least=0)
     """Switches a vector loop on or off."""
-    width_weight: float = 0.1
+    width_weight: float = option(0.1, least=0)
     """Draws the width of a vector access or of a block, on a GPU."""
 
     @classmethod
@@ -142,45 +142,7 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         """Check every field. Raises: OptionError naming the field, its value and what it may be."""
-        whole = (
-            ("population", 1),
-            ("generations", 0),
-            ("batch_per_generation", 1),
-            ("batch_per_placement", 1),
-            ("prior_trials", 0),
-            ("max_innermost", 1),
-            ("max_parallel_ratio", 1),
-            ("max_register_vectors", 1),
-            ("max_location_variants", 1),
-            ("max_per_tiling", 1),
-            ("sample_attempts", 1),
-            ("retries", 0),
-            ("max_straight_line", 1),
-            ("finish_parents", 1),
-        )
-        for name, least in (*whole, ("refuse_spills", -1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise OptionError(f"{name} must be an integer of at least {least}, not {value!r}")
-        ratios = (
-            "mutation_probability",
-            "crossover_probability",
-            "eps_greedy",
-            "measured_ratio",
-            "prior_ratio",
-            "sampled_ratio",
-            "transfer_ratio",
-            "finish_ratio",
-            "extinction_ratio",
-        )
-        for name in ratios:
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
-                raise OptionError(f"{name} must lie between 0 and 1, not {value!r}")
-        for name in (kind for kind in type(self).__slots__ if kind.endswith("_weight")):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not isfinite(value) or value < 0.0:
-                raise OptionError(f"{name} must be a finite number of at least 0, not {value!r}")
+        check_options(self)
         for name in ("tiling", "gpu_tiling"):
             word = str(getattr(self, name)).upper()
             if not word or set(word) - set("SR") or "S" not in word:

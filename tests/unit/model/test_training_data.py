@@ -54,7 +54,7 @@ def test_training_data_that_inflate_beyond_the_memory_are_not_called_damaged(mon
     features = (
         np.random.default_rng(0).integers(0, 4, (1 << 15, 1, 64)).astype(np.float32)
     )  # 8 MB, of which 1 when packed
-    data = archive_of([TrainingBatch("task", features, np.ones(1 << 15))], {}, {})
+    data = archive_of([TrainingBatch("task", features, np.ones(1 << 15))], {})
     monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 4 << 20)
     with pytest.raises(StoreError, match=r"does not fit into the free memory: .* GiB are free") as caught:
         batches_from_bytes(data)

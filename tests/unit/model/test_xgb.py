@@ -312,6 +312,7 @@ def test_bytes_that_were_changed_are_refused_or_read() -> None:
     fewer = TrainingBatch("task", np.zeros((2, 1, 3), np.float32), np.ones(2))
     model = trained(rounds=1)
     model._history.append(fewer)
+    model._plans.append(2)
     with pytest.raises(CorruptRecordError, match="3 features"):
         XGBModel.from_bytes(model.to_bytes())
 
