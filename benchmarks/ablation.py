@@ -19,7 +19,7 @@ from benchmarks.peak import measured_peak
 from benchmarks.tuning import Workers, begin_tuning, open_workers, play_round
 from retune.compiler.measure.record import MeasureRecord
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.tune.budget import Budget
+from retune.compiler.tune.tuning_loop import Budget
 
 SIBLINGS = {
     "matmul_512x512x512": "matmul_1024x1024x1024",

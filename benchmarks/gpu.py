@@ -53,8 +53,7 @@ from retune.compiler.driver.build import build_kernel
 from retune.compiler.driver.hardware import hardware_of_gpu
 from retune.compiler.measure.measurer import LocalMeasurer, Measurer
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import MeasureStatus, TaskProgram
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import Measurement, MeasureStatus, TaskProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.cuda.array import DeviceArray
 from retune.compiler.runtime.cuda.driver import driver, why_not

@@ -37,8 +37,7 @@ from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.steps import Step, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.search.prior import prior_scores
-from retune.compiler.search.scored import features_of_steps, scored_hardware
+from retune.compiler.search.program_features import features_of_steps, prior_scores, scored_hardware
 
 _ASKED = 16
 """Programs of the first batch, of which the first are looked at."""

@@ -16,8 +16,7 @@ from benchmarks.gpu_interleaved import OvertimeError, time_limit
 from retune.compiler.core.errors import DeviceError, MeasureError
 from retune.compiler.measure.logs.log import LoggedTask, LoggedTrial, append_log, read_log
 from retune.compiler.measure.measurer import Measurer
-from retune.compiler.measure.record import MeasureStatus, TaskProgram
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import Measurement, MeasureStatus, TaskProgram
 from retune.compiler.model.boosted_trees import XGBModel
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask

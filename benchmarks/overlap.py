@@ -18,8 +18,8 @@ from benchmarks.operator_networks import operator_network
 from benchmarks.tuning import BATCH
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.results import Measurement
-from retune.compiler.model.random import RandomModel
+from retune.compiler.measure.record import Measurement
+from retune.compiler.model.base import RandomModel
 from retune.compiler.schedule.steps import Step, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy

@@ -16,8 +16,7 @@ from benchmarks.harness import Figure, Run, parse
 from benchmarks.simulated import made_up_seconds
 from benchmarks.tuning import begin_tuning
 from retune.compiler.core.errors import MeasureError
-from retune.compiler.measure.record import MeasureRecord, MeasureStatus, TaskProgram
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import Measurement, MeasureRecord, MeasureStatus, TaskProgram
 from retune.compiler.tune.extract import ExtractedNetwork, extract_network
 from retune.compiler.tune.tuning import Tuning
 from retune.storage.files import new_id

@@ -27,9 +27,8 @@ from prefect import flow
 from retune.compiler.core import config
 from retune.compiler.core.errors import RetuneError
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.record import Measurement, MeasureStatus
 from retune.compiler.measure.remote.fleet import BuildRequest, Request, TimeRequest
-from retune.compiler.measure.results import Measurement
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask

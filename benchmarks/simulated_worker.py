@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 from benchmarks.simulated import SimulatedService, Simulation, end_with_parent
+from retune.compiler.measure.record import Measurement
 from retune.compiler.measure.remote.fleet import BuildRequest, Request, TimeRequest
-from retune.compiler.measure.results import Measurement
 from retune.compiler.tune.worker_service import THIS_PROCESS
 from retune.flows.cli.worker import _serve_dask, serve_until_signal
 from retune.tasks.fleet.plan import fleet_of

@@ -35,8 +35,8 @@ from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureRecord, Meas
 from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.tune.budget import Budget
 from retune.compiler.tune.tuning import RunHeader, begin
+from retune.compiler.tune.tuning_loop import Budget
 from retune.compiler.tune.winners import choose_best
 
 OURS = "retune"

@@ -16,10 +16,9 @@ from retune.compiler.measure.record import MeasureRecord, MeasureStatus, TaskPro
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.tune.budget import Budget
 from retune.compiler.tune.extract import ExtractedNetwork
 from retune.compiler.tune.tuning import RunHeader, Tuning, begin
-from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Round
+from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Budget, Round
 from retune.compiler.tune.winners import Confirmation, choose_best, resolve, shortlist
 from retune.storage.files import new_id
 

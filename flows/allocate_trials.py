@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 from prefect import flow
 
-from retune.compiler.tune.budget import Budget
 from retune.compiler.tune.extract import Extracted
 from retune.compiler.tune.tuning import Tuning, TuningSummary
-from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Round
+from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Budget, Round
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
 from retune.storage.files import new_id

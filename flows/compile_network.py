@@ -17,13 +17,13 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from retune.compiler.core.options import FLEET, MACHINE, NETWORK
-from retune.compiler.measure.built_programs import SHORTLIST
 from retune.compiler.runtime.readable import count
 from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork
 from retune.compiler.tune.operators import label_of
 from retune.compiler.tune.precision.request import PrecisionChoice
 from retune.compiler.tune.report import CompiledResult, Report
 from retune.compiler.tune.winners import (
+    SHORTLIST,
     Confirmation,
     confirmations,
     keep_defaults,

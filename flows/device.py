@@ -12,8 +12,8 @@ from prefect import Flow, flow
 from retune.compiler.core.errors import OptionError
 from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import target_on
-from retune.compiler.measure.processes.cuda_runner import gpu_here
 from retune.compiler.measure.remote.fleet import BUILD, device_queue, require_scheduler
+from retune.compiler.measure.runner import gpu_here
 from retune.compiler.tune.worker_service import DeviceFacts
 from retune.flows.parameters import TuneJob
 from retune.tasks.fleet.engines import engine_errors, task_runner_of

@@ -19,12 +19,12 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import threads_of
 from retune.compiler.graph.precision.layers import FLOAT32
 from retune.compiler.measure.options import MeasureOptions, network_options
-from retune.compiler.measure.processes.cuda_runner import gpu_of_key
-from retune.compiler.tune.budget import Budget
+from retune.compiler.measure.runner import gpu_of_key
 from retune.compiler.tune.operators import label_of
 from retune.compiler.tune.precision.request import PrecisionRequest, require_precision
 from retune.compiler.tune.precision.samples import digest_of
 from retune.compiler.tune.tuning import RunHeader
+from retune.compiler.tune.tuning_loop import Budget
 from retune.storage.store_url import Place, is_remote, local_folder, redact
 from retune.tasks.fleet.plan import FleetPlan, require_fleet
 

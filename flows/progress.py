@@ -18,8 +18,8 @@ from retune.compiler.measure.record import MeasureRecord, MeasureStatus
 from retune.compiler.model import ModelMetrics
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.runtime.readable import BUSY, count, milliseconds
-from retune.compiler.tune.budget import Budget
 from retune.compiler.tune.tuning import Tuning, contention_of, typical
+from retune.compiler.tune.tuning_loop import Budget
 
 EVENT = "retune_event"
 """The attribute of a log record that holds its event."""

@@ -17,11 +17,10 @@ from prefect.runtime import flow_run
 
 from retune.compiler.core.errors import OptionError
 from retune.compiler.core.options import BUDGET, FLEET, MACHINE, SEARCH
-from retune.compiler.measure.built_programs import SHORTLIST
 from retune.compiler.tune.extract import Extracted
 from retune.compiler.tune.operators import Operator
 from retune.compiler.tune.report import Report
-from retune.compiler.tune.winners import Confirmation, confirmations, shortlist
+from retune.compiler.tune.winners import SHORTLIST, Confirmation, confirmations, shortlist
 from retune.flows.allocate_trials import allocate_trials
 from retune.flows.cli.launch import command_began
 from retune.flows.device import resolve_device, with_task_runner

@@ -14,10 +14,9 @@ from retune.compiler.core.options import TuneOptions, flag_of, kinds_of
 from retune.compiler.driver.onnx_export import ExportedModel, check_runtime
 from retune.compiler.graph.precision.layers import FLOAT32, Assignment
 from retune.compiler.measure.record import TaskProgram
-from retune.compiler.runtime.arguments import require_thread_count
+from retune.compiler.runtime.arguments import path_of, require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
 from retune.compiler.runtime.executor.library import Library
-from retune.compiler.runtime.paths import path_of
 from retune.compiler.tune.explain import Explanation
 from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork, extract_network
 from retune.compiler.tune.precision.request import Metric, PrecisionChoice, PrecisionRequest, require_precision

@@ -17,7 +17,6 @@ from retune.compiler.codegen.build import build_kernel
 from retune.compiler.core import config
 from retune.compiler.core.errors import DefinitionError, LoweringError, ScheduleError
 from retune.compiler.core.target import Target
-from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import DispatchContext, is_enabled, is_silent, suppress_dispatch_warnings
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.graph.ir import Graph
@@ -27,7 +26,7 @@ from retune.compiler.graph.partition.winograd import winograd_for
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, FITTED_CANDIDATE, UNTESTED_CANDIDATE, TaskProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.executor.network import CompiledNetwork
-from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
+from retune.compiler.runtime.kernel_row import CoverageReport, KernelRow, ProgramOrigin
 from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps, steps_of

@@ -15,8 +15,7 @@ from retune.compiler.core.errors import NotYetError, OptionError
 from retune.compiler.measure.attribution import collect
 from retune.compiler.measure.processes.worker_pool import WorkerPool
 from retune.compiler.measure.processes.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
-from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import Measurement, MeasureStatus
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask

@@ -13,10 +13,9 @@ from typing import Protocol, Self
 from retune.compiler.core.closing import Closing
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.processes.cuda_runner import CudaRunner
+from retune.compiler.measure.record import Measurement
 from retune.compiler.measure.remote.fleet import FleetRunner
-from retune.compiler.measure.results import Measurement
-from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.measure.runner import CudaRunner, LocalRunner
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 

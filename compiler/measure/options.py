@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from retune.compiler.core.errors import OptionError
 from retune.compiler.core.options import check_options, option
-from retune.compiler.runtime.threads.machine import last_cache_bytes
+from retune.compiler.runtime.threads.affinity import last_cache_bytes
 
 
 @dataclass(frozen=True, slots=True)

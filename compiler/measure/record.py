@@ -1,11 +1,17 @@
-"""Programs of tasks as plain data: the stored row of a trial, and a program that is proposed, known or chosen.
+"""Programs of tasks and their outcomes as plain data.
 
-`MeasureRecord` is the only compiler type that storage uses.
+A program is proposed, known or chosen (`TaskProgram`); its `Measurement` travels between processes; a `MeasureRecord`
+is the stored row of a trial. A failure carries its status and a string whose first line is a full description, never an
+invented cost.
 """
 
 import math
-from dataclasses import dataclass
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
+
+from retune.compiler.runtime.artifact import KernelArtifact
 
 # 2 added `censored` and `contention`.
 SCHEMA_VERSION = 2
@@ -154,3 +160,41 @@ class TaskProgram:
         mutation = record.mutation.removeprefix(CONFIRMED).removeprefix(", ")
         origin = mutation, record.parent_id, record.predicted
         return cls(record.task_key, record.steps, record.seconds, record_id, *origin, record.is_disturbed)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A program, built and timed: `costs` are seconds per call, one per repeat, empty before it was timed and unless
+    `status` is OK. `artifact` is its kernel, None where the build failed and in a worker's answer. `censored` and
+    `contention` are as in `retune.compiler.measure.record.MeasureRecord`.
+    """
+
+    costs: tuple[float, ...] = ()
+    status: MeasureStatus = MeasureStatus.OK
+    error: str = ""
+    build_seconds: float = 0.0
+    run_seconds: float = 0.0
+    censored: bool = False
+    contention: float | None = None
+    artifact: KernelArtifact | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The fastest repeat; infinite for a failure and before it was timed."""
+        return min(self.costs, default=math.inf)
+
+
+def in_order(builds: Sequence[Measurement], times: Sequence[Measurement]) -> list[Measurement]:
+    """One measurement a build: `times` are those of successful builds, in order; others fail as their builds."""
+    remaining = iter(times)
+    return [
+        build
+        if build.artifact is None
+        else replace(next(remaining), build_seconds=build.build_seconds, artifact=build.artifact)
+        for build in builds
+    ]
+
+
+def describe(error: BaseException) -> str:
+    """The text of a failure: kind and message in the first line, then the whole traceback."""
+    return f"{type(error).__name__}: {error}\n\n{''.join(traceback.format_exception(error))}"

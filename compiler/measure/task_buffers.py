@@ -17,7 +17,7 @@ from retune.compiler.measure.check import Expected, poison, random_input
 from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array, KernelArtifact
 from retune.compiler.runtime.buffers import CANARY, FencedArray, aligned_array
 from retune.compiler.runtime.loader import BoundKernel, load_kernels
-from retune.compiler.runtime.threads.machine import last_cache_bytes, require_memory
+from retune.compiler.runtime.threads.affinity import last_cache_bytes, require_memory
 
 # Reading /proc/meminfo costs more than allocating less than this.
 _LARGE = 64 << 20

@@ -40,7 +40,7 @@ from retune.compiler.core.errors import ArtifactError, RetuneError
 from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.atomic_write import atomic_write
-from retune.compiler.runtime.threads.machine import require_memory
+from retune.compiler.runtime.threads.affinity import require_memory
 
 FORMAT_VERSION = 1
 MANIFEST = "archive.json"

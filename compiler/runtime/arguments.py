@@ -1,11 +1,13 @@
-"""Checks the arguments of a kernel and takes their addresses.
+"""Checks of arguments: the buffers of a kernel, whose addresses it takes, numbers of threads, and paths.
 
 A kernel accesses only memory of the arrays behind these addresses. It relies on arguments that start at multiples of 64
 bytes, are dense, and do not overlap its outputs. A mismatch is one sentence.
 """
 
+import os
 from collections.abc import Sequence
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 
@@ -103,3 +105,11 @@ def check_overlap(kernel: str, specs: Sequence[ArgSpec], addresses: Sequence[int
             raise ArtifactError(
                 f"kernel {kernel}: the arguments {left.name} and {right.name} share memory, and one of them is written"
             )
+
+
+def path_of(path: object) -> Path:
+    """The path. Raises: OptionError when it is no path, or no file system could have it."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str) or "\0" in text:
+        raise OptionError(f"the path of a file is needed, not {path!r:.80}")
+    return Path(text)

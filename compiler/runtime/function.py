@@ -11,9 +11,9 @@ from retune.compiler.runtime.arguments import check_count, check_shape
 from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array
 from retune.compiler.runtime.buffers import address, aligned_array, aligned_copy
 from retune.compiler.runtime.device import AnyArray
-from retune.compiler.runtime.ffi.timed_functions import TimedFunctions
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.runtime.sequence import KernelSequence
+from retune.compiler.runtime.timing import TimedFunctions
 
 
 class KernelFunction(TimedFunctions):

@@ -5,10 +5,13 @@ A row holds everything that distinguishes a program from others of its sketch. C
 vector flag and the unroll limit, and on a GPU the widths of vector accesses and of thread blocks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from retune.compiler.schedule.state import Number
 
 Rows = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
@@ -107,3 +110,29 @@ def keys_of(space: int, rows: Rows) -> Keys:
         # Multiplication carries upwards only: the shift brings the high bits down again.
         keys ^= keys >> np.uint64(29)
     return keys
+
+
+def cumulative(extents: Sequence[Number | None], count: int) -> Rows:
+    """Products of the first 0 … D extents, shape (count, D + 1)."""
+    pieces = np.ones((count, len(extents) + 1), dtype=np.int64)
+    for number, extent in enumerate(extents):
+        pieces[:, number + 1] = 1 if extent is None else extent
+    return np.cumprod(pieces, axis=1)
+
+
+def random_true(rng: np.random.Generator, flags: Mask) -> Rows:
+    """A random true column of every row, -1 where there is none; (B, D) → (B,)."""
+    if not flags.shape[1]:
+        return np.full(len(flags), -1, dtype=np.int64)
+    # The argmax of uniform draws is a uniform choice among the true columns; 1 - random is never 0.
+    drawn = np.argmax(flags * (1.0 - rng.random(flags.shape)), axis=1)
+    return np.where(flags.any(axis=1), drawn, -1).astype(np.int64)
+
+
+def settled_depth(extents: Sequence[Number], depths: Rows) -> Rows:
+    """Leave loops of extent 1 at the end of the parallel loops out: they change nothing."""
+    settled = np.zeros_like(depths)
+    for number, extent in enumerate(extents):
+        real = (np.asarray(extent) > 1) & (depths > number)
+        settled = np.where(real, number + 1, settled)
+    return settled

@@ -14,8 +14,7 @@ from retune.compiler.schedule.steps import load_steps
 from retune.compiler.search import mutation
 from retune.compiler.search.evolution import Individual
 from retune.compiler.search.genome import Rows, keys_of
-from retune.compiler.search.prior import rank_correlation
-from retune.compiler.search.scored import Features, TaskFeatures
+from retune.compiler.search.program_features import Features, TaskFeatures, rank_correlation
 from retune.compiler.search.space import SketchSpace
 
 _JUDGED = 256

@@ -34,13 +34,12 @@ from retune.compiler.search.evolution import (
 )
 from retune.compiler.search.genome import Keys, Rows, Scores, keys_of
 from retune.compiler.search.gpu.spills import spilled_bytes
-from retune.compiler.search.neighbors import neighbors
+from retune.compiler.search.mutation import neighbors
 from retune.compiler.search.observed import Located, ObservedPrograms
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.prior import blend
+from retune.compiler.search.program_features import Features, TaskFeatures, blend, pad_statements
 from retune.compiler.search.protocol import SearchCallback, StateModel, program_id
 from retune.compiler.search.rules import PreloadCustomSketchRule, SketchContext
-from retune.compiler.search.scored import Features, TaskFeatures, pad_statements
 from retune.compiler.search.sketch import derive_sketches, rules_of
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import spaces_of

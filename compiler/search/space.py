@@ -22,14 +22,12 @@ from retune.compiler.schedule.state import Annotation, Inlined, IterKind, Number
 from retune.compiler.schedule.statements import StageNest, statement_nests
 from retune.compiler.schedule.steps import UNROLL_PRAGMA, Annotate, Fuse, Pragma, Split, Step
 from retune.compiler.search.annotate import annotated_steps, template_state
-from retune.compiler.search.depths import cumulative, random_true, settled_depth
 from retune.compiler.search.factorize import covering, sample_factorizations
-from retune.compiler.search.genome import Layout, Mask, Rows, SplitColumns
+from retune.compiler.search.genome import Layout, Mask, Rows, SplitColumns, cumulative, random_true, settled_depth
 from retune.compiler.search.gpu.widths import read_width, with_width
-from retune.compiler.search.legality import legal, promising
+from retune.compiler.search.legality import legal, promising, settled_unroll
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.placement import placements_of
-from retune.compiler.search.register_tile import settled_unroll
 from retune.compiler.search.rules import SketchContext
 from retune.compiler.search.rules.base import search_kind
 from retune.compiler.search.rules.tensor_core import unrolls

@@ -18,7 +18,7 @@ from retune.compiler.measure.record import MeasureRecord, TaskProgram
 from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.runtime.readable import count, milliseconds
-from retune.compiler.runtime.threads.machine import last_cache_bytes
+from retune.compiler.runtime.threads.affinity import last_cache_bytes
 from retune.compiler.schedule.default.shares import moved_bytes
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step, load_steps

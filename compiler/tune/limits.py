@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from retune.compiler.measure.limit_kernels import peak_kernel, stream_kernel
-from retune.compiler.runtime.threads.machine import free_memory_bytes, last_cache_bytes
+from retune.compiler.runtime.threads.affinity import free_memory_bytes, last_cache_bytes
 
 TRIES = 12
 """The best of so many counts, since other load can only slow one down."""

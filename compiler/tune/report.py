@@ -9,9 +9,8 @@ from typing import Self
 
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import ORIGINS
-from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.runtime.atomic_write import write_text_atomically
-from retune.compiler.runtime.kernel_row import NUMERIC, KernelRow, ProgramOrigin, kernel_table
+from retune.compiler.runtime.kernel_row import NUMERIC, CoverageReport, KernelRow, ProgramOrigin, kernel_table
 from retune.compiler.runtime.readable import busy_warning, count, finite, milliseconds
 from retune.compiler.tune.limits import MachineLimits
 from retune.compiler.tune.precision.request import PrecisionChoice

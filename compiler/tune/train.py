@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from retune.compiler.core.errors import OptionError
 from retune.compiler.measure.record import MeasureRecord
-from retune.compiler.model.base import TrainingBatch
-from retune.compiler.model.metrics import ModelMetrics
+from retune.compiler.model.base import ModelMetrics, TrainingBatch
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tune.tuning import RunHeader, Tuning, begin
 

@@ -18,11 +18,9 @@ from itertools import groupby
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.core import config
 from retune.compiler.core.options import SchedulerOptions
-from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureRecord, MeasureStatus, TaskProgram
-from retune.compiler.measure.results import Measurement
-from retune.compiler.model.base import TrainingBatch
+from retune.compiler.measure.record import DEFAULT_SCHEDULE, Measurement, MeasureRecord, MeasureStatus, TaskProgram
+from retune.compiler.model.base import ModelMetrics, TrainingBatch
 from retune.compiler.model.boosted_trees import XGBModel
-from retune.compiler.model.metrics import ModelMetrics
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.schedule.default.shares import are_small, moved_bytes
 from retune.compiler.schedule.steps import dump_steps

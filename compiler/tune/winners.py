@@ -1,25 +1,27 @@
 """Chooses the program of each task of a compiled network: its fastest record, or an untested candidate of the search.
 
 The chosen program was the fastest when all were timed in turn, the default schedule among them, and
-gave the right answer in a fresh process after that. Of several tasks that compute the same only the best is chosen.
+gave the right answer in a fresh process after that. Of several tasks that compute the same only the best is chosen. A
+winning program is built and checked once: the kernels of each task's fastest programs are kept from their measurement
+until the network is compiled. Other programs, such as those of earlier runs, are built again.
 """
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from retune.compiler.measure.built_programs import BuiltPrograms
 from retune.compiler.measure.measurer import Builder, Runner
 from retune.compiler.measure.record import (
     CONFIRMED,
+    DEFAULT_SCHEDULE,
     FITTED_CANDIDATE,
     UNTESTED_CANDIDATE,
+    Measurement,
     MeasureRecord,
     MeasureStatus,
     TaskProgram,
 )
-from retune.compiler.measure.results import Measurement
-from retune.compiler.model.random import RandomModel
+from retune.compiler.model.base import RandomModel
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
@@ -28,6 +30,37 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.transfer import k_nearest
 from retune.compiler.tune.tuning import RunHeader, default_program
+
+# One timing of a few ms is too noisy to rank near-equal programs; each additional program costs seven passes.
+SHORTLIST = 5
+"""Fastest programs of a task that are timed again before any may win."""
+
+
+class BuiltPrograms:
+    """At most `most` programs of each task, and its default schedule. A plain class: Prefect passes it on unchanged."""
+
+    def __init__(self, most: int = SHORTLIST) -> None:
+        self._most = most
+        self._kept: dict[str, dict[str, tuple[tuple[bool, bool, float], Measurement]]] = {}
+
+    def keep(self, task: SearchTask, programs: Iterable[TaskProgram], measured: Iterable[Measurement]) -> None:
+        """Keep the fastest programs of a round, and the default schedule. Censored programs come after all others."""
+        kept = self._kept.setdefault(task.identity, {})
+        for program, result in zip(programs, measured, strict=True):
+            if result.artifact is not None and result.costs:
+                # The rank sorts the default schedule first, so that the cut below, with an extra slot for it, never
+                # drops it.
+                rank = program.mutation != DEFAULT_SCHEDULE, result.censored, result.seconds
+                kept[program.steps] = rank, result
+        has_default = any(not rank[0] for rank, _ in kept.values())
+        for text in sorted(kept, key=lambda key: kept[key][0])[self._most + has_default :]:
+            del kept[text]
+
+    def find(self, task: SearchTask, text: str) -> Measurement | None:
+        """The program with these steps, as it was built and timed; None where it is not kept."""
+        _, result = self._kept.get(task.identity, {}).get(text, (None, None))
+        return result
+
 
 # As many builds and checks for each kernel that the budget missed: some seconds for a network, not minutes.
 TRIED = 4

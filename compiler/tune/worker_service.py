@@ -23,9 +23,9 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import target_on
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.processes.cuda_runner import RUNNERS, gpu_here, gpu_of_key, runner_for
 from retune.compiler.measure.processes.device_lock import device_key, device_lock
 from retune.compiler.measure.processes.worker_process import WorkerProcess
+from retune.compiler.measure.record import Measurement
 from retune.compiler.measure.remote.fleet import (
     BUILD,
     BuildRequest,
@@ -39,11 +39,9 @@ from retune.compiler.measure.remote.fleet import (
     device_queue,
 )
 from retune.compiler.measure.remote.wire import from_bytes, to_bytes
-from retune.compiler.measure.results import Measurement
-from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.measure.runner import RUNNERS, LocalRunner, gpu_here, gpu_of_key, runner_for
 from retune.compiler.measure.task_inputs import register_task_input_buffer, special_inputs
-from retune.compiler.runtime.threads.affinity import choose_cpus
-from retune.compiler.runtime.threads.machine import last_cache_bytes
+from retune.compiler.runtime.threads.affinity import choose_cpus, last_cache_bytes
 from retune.compiler.tune.limits import MachineLimits
 from retune.compiler.tune.report import Comparison, Contender
 

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from retune.compiler.core.errors import ArtifactError, OptionError
+from retune.compiler.runtime.arguments import path_of
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import AnyArray
 from retune.compiler.runtime.executor.argument_checks import copy_to
@@ -33,7 +34,6 @@ from retune.compiler.runtime.executor.library import Library
 from retune.compiler.runtime.executor.params import save_param_dict_to_file
 from retune.compiler.runtime.executor.plan import BufferSpec
 from retune.compiler.runtime.ffi.host_array import HostArray
-from retune.compiler.runtime.paths import path_of
 from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 from retune.compiler.tvm.graph_module import Devices, FunctionTable, GraphModule, create_executor, import_graph_for
 

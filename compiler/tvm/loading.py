@@ -8,8 +8,8 @@ from typing import Any
 
 from retune.compiler import runtime, vm
 from retune.compiler.runtime.archive import VM_EXECUTABLE, has_part, kind_of
+from retune.compiler.runtime.arguments import path_of
 from retune.compiler.runtime.executor.library import Library
-from retune.compiler.runtime.paths import path_of
 
 _NETWORKS = ("network", "network library")
 _PROGRAM = "program.json"

@@ -23,7 +23,6 @@ from retune.compiler.core.errors import (
 )
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import made_for
-from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import is_enabled, is_silent
 from retune.compiler.driver.hardware import threads_of
 from retune.compiler.driver.network_build import bind_parameters
@@ -36,6 +35,7 @@ from retune.compiler.graph.region import GraphRegion, bind
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.ffi.host_array import HostArray
+from retune.compiler.runtime.kernel_row import CoverageReport
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.library import VMLibrary
 from retune.compiler.vm.lowering import Lowered, Lowering

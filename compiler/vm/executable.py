@@ -14,11 +14,11 @@ from retune.compiler.core.errors import ArtifactError, DefinitionError, MachineE
 from retune.compiler.graph.program import Function, Program
 from retune.compiler.graph.region import Region
 from retune.compiler.runtime.archive import Archive, archive_bytes, reject_damage, write_archive
+from retune.compiler.runtime.arguments import path_of
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import constant_array
 from retune.compiler.runtime.device import cpu
 from retune.compiler.runtime.executor.params import load_param_dict_from_file, save_param_dict_to_file
-from retune.compiler.runtime.paths import path_of
 from retune.compiler.vm.library import KIND, VERSION, VMLibrary
 from retune.compiler.vm.plan_region import PlanRegion
 from retune.compiler.vm.saved_program import PROGRAM, LateBound, program_in, program_parts

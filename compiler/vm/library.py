@@ -18,11 +18,9 @@ from retune.compiler.core.errors import ArtifactError
 from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.archive import VM_EXECUTABLE, Archive, reject_damage, write_archive
-from retune.compiler.runtime.arguments import is_thread_count
-from retune.compiler.runtime.artifact import KernelArtifact
-from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
+from retune.compiler.runtime.arguments import is_thread_count, path_of
+from retune.compiler.runtime.artifact import KernelArtifact, kernel_of, kernel_row
 from retune.compiler.runtime.executor.network import check_cpu
-from retune.compiler.runtime.paths import path_of
 
 KIND, VERSION = VM_EXECUTABLE, 4
 

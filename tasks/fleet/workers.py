@@ -6,9 +6,8 @@ They are opened once a run; processes that were started for it are gone when the
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from retune.compiler.measure.built_programs import BuiltPrograms
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import TaskProgram
+from retune.compiler.measure.record import Measurement, TaskProgram, in_order
 from retune.compiler.measure.remote.fleet import (
     BUILD,
     CHUNK,
@@ -19,9 +18,9 @@ from retune.compiler.measure.remote.fleet import (
     chunks,
     device_queue,
 )
-from retune.compiler.measure.results import Measurement, in_order
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
+from retune.compiler.tune.winners import BuiltPrograms
 from retune.compiler.tune.worker_service import WorkerService
 from retune.storage.files import new_id
 from retune.tasks.chain import Chain, finished_state

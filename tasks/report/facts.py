@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from retune.compiler.core.errors import OptionError
-from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureRecord, MeasureStatus
-from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
+from retune.compiler.runtime.kernel_row import CoverageReport, KernelRow, ProgramOrigin
 from retune.compiler.tune.limits import MachineLimits
 from retune.compiler.tune.precision.request import PrecisionChoice
 from retune.compiler.tune.tuning import contention_of, typical

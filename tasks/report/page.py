@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from retune.compiler.driver.coverage import WORDS
-from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin, kernel_table
+from retune.compiler.runtime.kernel_row import PLURALS, KernelRow, ProgramOrigin, kernel_table
 from retune.compiler.runtime.readable import busy_warning, count, milliseconds
 from retune.compiler.tune.report import KERNEL_HEADINGS
 from retune.tasks.report.charts import latency_chart, network_chart, precision_chart, roofline_chart, task_charts
@@ -221,7 +220,7 @@ def _coverage(facts: RunFacts) -> Iterator[str]:
     if facts.coverage.kernels:
         shares = [
             (
-                WORDS[part.origin],
+                PLURALS[part.origin],
                 part.kernels,
                 part.tunable,
                 f"{part.share_of_calls:.1%}",

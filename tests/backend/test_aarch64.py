@@ -13,7 +13,7 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.model.random import RandomModel
+from retune.compiler.model.base import RandomModel
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import load_steps

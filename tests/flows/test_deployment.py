@@ -16,7 +16,7 @@ from prefect.settings import PREFECT_API_URL
 
 from retune.compiler.core import config
 from retune.compiler.measure.processes.device_lock import lock_name
-from retune.compiler.tune.budget import Budget
+from retune.compiler.tune.tuning_loop import Budget
 from retune.flows.cli.pools import POOLS, QUEUES
 from retune.flows.parameters import TuneJob
 from retune.storage.parquet import ParquetRecordStore

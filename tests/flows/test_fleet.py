@@ -28,9 +28,9 @@ from retune.compiler.core.errors import MeasureError, OptionError
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes.device_lock import device_lock, lock_name, lock_path
+from retune.compiler.measure.record import Measurement
 from retune.compiler.measure.remote.fleet import BUILD, CHUNK, FleetBuilder, device_queue
-from retune.compiler.measure.results import Measurement
-from retune.compiler.model.random import RandomModel
+from retune.compiler.model.base import RandomModel
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy

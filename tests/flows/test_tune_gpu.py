@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from retune.compiler.measure.processes.cuda_runner import CudaRunner
 from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.runner import CudaRunner
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.flows.tune_network import tune_network
 from retune.storage.parquet import ParquetRecordStore

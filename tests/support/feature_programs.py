@@ -15,8 +15,7 @@ from retune.compiler.schedule.state import Annotation, IterKind, Number, replay
 from retune.compiler.schedule.statements import Access, StageNest, statement_nests
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.prior import prior_scores
-from retune.compiler.search.scored import scored_hardware
+from retune.compiler.search.program_features import prior_scores, scored_hardware
 from retune.compiler.te.tensor import ComputeOp, Tensor
 
 HARDWARE = HardwareParams(num_cores=2)

@@ -6,8 +6,7 @@ from zlib import crc32
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import Measurement, MeasureStatus
 from retune.compiler.schedule.steps import Step, dump_steps
 from retune.compiler.schedule.task import SearchTask as PlainTask
 from retune.compiler.te.evaluate import evaluate

@@ -7,8 +7,7 @@ from retune.compiler.core.errors import MeasureError, ScheduleError
 from retune.compiler.ir.stmt import is_function_name
 from retune.compiler.measure.attribution import STARTED
 from retune.compiler.measure.processes.worker_main import resolve
-from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import Measurement, describe
+from retune.compiler.measure.record import Measurement, MeasureStatus, describe
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask

@@ -16,8 +16,7 @@ from retune.compiler.core.errors import DeviceError, MeasureError
 from retune.compiler.measure.attribution import STARTED
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes import run_worker
-from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import Measurement, describe
+from retune.compiler.measure.record import Measurement, MeasureStatus, describe
 from retune.compiler.measure.task_buffers import TaskBuffers, TaskSetup
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.cuda.array import DeviceArray

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from retune.compiler.core import config
 from retune.compiler.core.errors import MeasureError
-from retune.compiler.measure.processes.cuda_runner import gpu_of_key
+from retune.compiler.measure.runner import gpu_of_key
 
 CPU = "cpu"
 

@@ -20,8 +20,8 @@ from retune.compiler.core.closing import Closing
 from retune.compiler.core.dtype import Array
 from retune.compiler.core.errors import MeasureError
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.processes.cuda_runner import gpu_of_key
-from retune.compiler.measure.results import Measurement, in_order
+from retune.compiler.measure.record import Measurement, in_order
+from retune.compiler.measure.runner import gpu_of_key
 from retune.compiler.measure.task_inputs import special_inputs
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import Step

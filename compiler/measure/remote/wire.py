@@ -31,7 +31,7 @@ from retune.compiler.core.packing import Packing
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Call, Cast, Const, Dot, Load, Not, Select, Var
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.record import Measurement, MeasureStatus
 from retune.compiler.measure.remote.fleet import (
     BuildRequest,
     CompareRequest,
@@ -39,7 +39,6 @@ from retune.compiler.measure.remote.fleet import (
     LimitsRequest,
     TimeRequest,
 )
-from retune.compiler.measure.results import Measurement
 from retune.compiler.runtime.archive import DAMAGE, Archive, archive_bytes, damage_text
 from retune.compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, ExternCall, KernelArtifact, KernelLaunch
 from retune.compiler.schedule.dag import ComputeDAG, Node

@@ -11,19 +11,24 @@ from numpy.typing import NDArray
 from retune.compiler.core.dtype import is_float
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.dot import Pair
-from retune.compiler.model.features.buffers import Columns, Producer, buffer_columns, footprint_bytes
+from retune.compiler.model.features.buffers import (
+    Columns,
+    Producer,
+    allocation_columns,
+    buffer_columns,
+    footprint_bytes,
+    intensity_columns,
+    memory_columns,
+)
 from retune.compiler.model.features.estimate import estimate_columns, operation_cost
 from retune.compiler.model.features.footprint import Footprint, footprints_of
 from retune.compiler.model.features.gpu import gpu_columns, is_bound, shared_tensors
 from retune.compiler.model.features.gpu_estimate import Launched, Moved, gpu_estimates
-from retune.compiler.model.features.lowering import innermost
 from retune.compiler.model.features.main_loop import Statement
-from retune.compiler.model.features.memory_traffic import allocation_columns, intensity_columns, memory_columns
 from retune.compiler.model.features.nest import Floats, Nest, column, nest_arrays
 from retune.compiler.model.features.table import FEATURE_NAMES, INDEX, OPERATION_NAMES
-from retune.compiler.model.features.tensor_estimate import tensor_estimates
-from retune.compiler.model.features.tile import parallel_columns, tile_columns
-from retune.compiler.model.features.tiled_estimate import tiled_estimates
+from retune.compiler.model.features.tile import innermost, parallel_columns, tile_columns
+from retune.compiler.model.features.tiled_estimate import tensor_estimates, tiled_estimates
 from retune.compiler.schedule.choices import LoopChoices
 from retune.compiler.schedule.linear import Linear
 from retune.compiler.schedule.state import Number

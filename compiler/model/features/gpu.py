@@ -15,7 +15,7 @@ from retune.compiler.schedule.statements import StageNest
 from retune.compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
 from retune.compiler.te.tensor import Tensor
 
-# Expected values, from which occupancy follows. `retune.compiler.search.gpu.legality` rejects by the least instead.
+# Expected values, from which occupancy follows. `retune.compiler.search.gpu.space` rejects by the least instead.
 _OTHER_REGISTERS = 32.0
 """Registers of a thread for indices and operands."""
 _REGISTERS_PER_WORD = 1.25

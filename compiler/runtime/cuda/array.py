@@ -1,9 +1,12 @@
 """Arrays in the memory of a GPU.
 
 They are dense, row-major and start at a multiple of 16 bytes. Memory that they allocate has a fence on either side,
-which shows writes out of bounds.
+which shows writes out of bounds. Other libraries get them as a DLPack capsule, which keeps the owner of the memory
+alive until the consumer releases it, even while the interpreter ends: NumPy makes and releases the capsule, and knows
+whether the interpreter still runs.
 """
 
+import ctypes
 import importlib
 from collections.abc import Sequence
 from math import prod
@@ -12,12 +15,46 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.core.dtype import item_bytes, number_type
+from retune.compiler.core.dtype import BFLOAT16, item_bytes, number_type
 from retune.compiler.core.errors import DeviceError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.cuda.driver_interface import Driver, Memory, Stream
 from retune.compiler.runtime.device import AnyArray, Device, cuda
-from retune.compiler.runtime.ffi.dlpack_capsule import capsule_of
+
+_NAME = b"dltensor"
+_BFLOAT = 4
+"""DLPack's code of bfloat, which NumPy lacks."""
+
+
+# DLManagedTensor begins with its DLTensor, and the layout of these fields is DLPack's stable ABI.
+class _Tensor(ctypes.Structure):
+    """The first fields of a DLTensor, at the beginning of a capsule's content."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+    )
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+def capsule_of(address: int, shape: Sequence[int], dtype: str, where: Device, owner: object) -> object:
+    """A capsule of a dense row-major array; `owner` must live as long as its memory is used."""
+    block: Any = (ctypes.c_uint8 * (prod(shape) * item_bytes(dtype))).from_address(address)
+    block.owner = owner
+    # NumPy takes the address for the CPU's, and never reads there.
+    capsule = np.ndarray(shape, "uint16" if dtype == BFLOAT16 else dtype, block).__dlpack__()
+    tensor = _Tensor.from_address(_pointer(capsule, _NAME))
+    tensor.device_type, tensor.device_id = where.device_type, where.device_id
+    if dtype == BFLOAT16:
+        tensor.code = _BFLOAT
+    return capsule
+
 
 # The alignment of CUDA's allocator, so that the array between the fences has it too.
 FENCE = 256

@@ -19,8 +19,7 @@ import numpy as np
 from retune.compiler.core.errors import ArtifactError, OptionError
 from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.runtime.archive import Archive, reject_damage, write_archive
-from retune.compiler.runtime.artifact import Array, KernelArtifact
-from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
+from retune.compiler.runtime.artifact import Array, KernelArtifact, kernel_of, kernel_row
 from retune.compiler.runtime.buffers import constant_array
 from retune.compiler.runtime.executor.plan import BufferKind, Plan
 from retune.compiler.runtime.kernel_row import KernelRow

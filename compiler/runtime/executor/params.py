@@ -15,8 +15,8 @@ import numpy as np
 from retune.compiler.core.dtype import item_bytes, number_type
 from retune.compiler.core.errors import ArtifactError, OptionError
 from retune.compiler.runtime.archive import Archive, archive_bytes, little_endian, reject_damage
+from retune.compiler.runtime.arguments import path_of
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.runtime.paths import path_of
 
 KIND, VERSION = "parameters", 2
 _ZIP = b"PK\3\4"

@@ -13,8 +13,7 @@ from retune.compiler.core.errors import OptionError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import AnyArray
 from retune.compiler.runtime.executor.network import CompiledNetwork
-from retune.compiler.runtime.ffi.timed_functions import TimedFunctions
-from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
+from retune.compiler.runtime.timing import BenchmarkResult, TimedFunctions, TimeEvaluator
 
 _FUNCTIONS = (
     "set_input",

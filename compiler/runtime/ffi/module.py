@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retune.compiler.core.errors import ArtifactError, OptionError
+from retune.compiler.runtime.arguments import path_of
 from retune.compiler.runtime.artifact import entry_symbol
 from retune.compiler.runtime.ffi.bindings import FFIModule, PackedFunc, new_function, open_library
 from retune.compiler.runtime.ffi.linking import LINKERS
@@ -21,10 +22,9 @@ from retune.compiler.runtime.ffi.module_file import (
     save_functions,
     write_library,
 )
-from retune.compiler.runtime.ffi.timed_functions import TimedFunctions
 from retune.compiler.runtime.loader import load_entry
-from retune.compiler.runtime.paths import path_of
 from retune.compiler.runtime.threads.openmp import openmp_runtime
+from retune.compiler.runtime.timing import TimedFunctions
 
 ENTRY = "main"
 _LIBRARY, _ARCHIVE, _OLD_ARCHIVE = ".so", ".retune", ".tar"

@@ -24,8 +24,7 @@ from retune.compiler.runtime.archive import (
     reject_damage,
     write_archive,
 )
-from retune.compiler.runtime.artifact import KernelArtifact
-from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
+from retune.compiler.runtime.artifact import KernelArtifact, kernel_of, kernel_row
 from retune.compiler.runtime.atomic_write import atomic_write
 from retune.compiler.runtime.ffi.linking import LINKERS, link_objects
 from retune.compiler.runtime.loader import ELF

@@ -1,15 +1,19 @@
 """The sketch rules of CPUs and of GPUs, in the order of their application."""
 
-from retune.compiler.search.rules.base import CPU_SEARCH, GPU_SEARCH, SketchContext, SketchRule, Verdict, search_kind
-from retune.compiler.search.rules.cache_read import AddCacheRead
-from retune.compiler.search.rules.const_tensor import SimplifyComputeWithConstTensor
-from retune.compiler.search.rules.cross_thread import CrossThreadReduction
-from retune.compiler.search.rules.custom import PreloadCustomSketchRule
-from retune.compiler.search.rules.rfactor import AddRfactor
-from retune.compiler.search.rules.row_blocks import BlocksOfRows
-from retune.compiler.search.rules.special_location import SpecialComputeLocation
+from retune.compiler.search.rules.base import (
+    CPU_SEARCH,
+    GPU_SEARCH,
+    PreloadCustomSketchRule,
+    SketchContext,
+    SketchRule,
+    Verdict,
+    search_kind,
+)
+from retune.compiler.search.rules.const_tensor import SimplifyComputeWithConstTensor, SpecialComputeLocation
+from retune.compiler.search.rules.rfactor import AddRfactor, CrossThreadReduction
 from retune.compiler.search.rules.split_k import SplitK
 from retune.compiler.search.rules.stage import (
+    AddCacheRead,
     AddCacheWrite,
     AlwaysInline,
     MultiLevelTiling,
@@ -17,7 +21,7 @@ from retune.compiler.search.rules.stage import (
     SkipStage,
 )
 from retune.compiler.search.rules.tensor_core import TensorCoreTiling
-from retune.compiler.search.rules.transformed import TransformedConvolution
+from retune.compiler.search.rules.transformed import BlocksOfRows, TransformedConvolution
 
 OURS = (TransformedConvolution, BlocksOfRows, TensorCoreTiling, SplitK)
 """The rules that Ansor does not have."""

@@ -1,15 +1,16 @@
-"""Sketch rule: unroll the loops over a constant matrix.
+"""Sketch rules of products with a constant matrix, which becomes literals in straight-line code.
 
-The matrix becomes literals in straight-line code.
+The loops over the matrix are unrolled; a GPU computes an elementwise stage that the product reads inside of it.
 """
 
 from dataclasses import dataclass
 
 from retune.compiler.core.errors import ScheduleError
+from retune.compiler.schedule.reads import consumers, producers
 from retune.compiler.schedule.state import Annotation, IterKind, State
-from retune.compiler.schedule.steps import Annotate, Reorder, Split
+from retune.compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split
 from retune.compiler.search.rules.base import SketchContext, Verdict
-from retune.compiler.search.rules.facts import CONST_INDICES, named_loops
+from retune.compiler.search.rules.facts import CONST_INDICES, named_loops, should_always_be_inlined
 from retune.compiler.search.rules.tiling import literal_extent
 
 # As in TVM, loops that are not listed have two levels.
@@ -54,3 +55,34 @@ class SimplifyComputeWithConstTensor:
                 position += 1
         order = (*(number for level in levels for number in level), *unrolled)
         return ((state.apply(Reorder(stage, order)), stage - 1),)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialComputeLocation:
+    """Compute such a stage once before the unrolled loops: inlined, each of its elements would be read again for every
+    row of the matrix.
+
+    before: t = gather(a); for p: unroll e: unroll r: u += t * m
+    after:  for p: (for e r: t = gather(a)); unroll e: unroll r: u += t * m
+    """
+
+    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
+        """APPLY_AND_STOP if the stage would be inlined into a product with a constant matrix."""
+        readers = consumers(state, stage)
+        if len(readers) != 1 or not producers(state, stage) or not should_always_be_inlined(context, state, stage):
+            return Verdict.SKIP
+        return Verdict.APPLY_AND_STOP if named_loops(state, readers[0], CONST_INDICES) else Verdict.SKIP
+
+    def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
+        """The state with the stage in the last loop before the reader's first unrolled loop.
+
+        Raises: ScheduleError when all loops of the reader are unrolled.
+        """
+        (reader,) = consumers(state, stage)
+        for number, iterator in enumerate(state.stages[reader].iters):
+            if iterator.annotation is Annotation.UNROLL:
+                if number == 0:
+                    break
+                return ((state.apply(ComputeAt(stage, reader, number - 1)), stage - 1),)
+        name = state.stages[reader].op.name
+        raise ScheduleError(f"{name}: {CONST_INDICES} must list some of its loops, not all and not others")

@@ -9,8 +9,8 @@ from retune.compiler.schedule.reads import needs_multi_level_tiling
 from retune.compiler.schedule.state import IterKind, Root, State
 from retune.compiler.schedule.steps import Rfactor
 from retune.compiler.search.rules.base import SketchContext, Verdict
-from retune.compiler.search.rules.cross_thread import CrossThreadReduction
 from retune.compiler.search.rules.facts import has_cache_write, loop_volumes
+from retune.compiler.search.rules.rfactor import CrossThreadReduction
 from retune.compiler.search.rules.tensor_core import in_parts, kind_of
 from retune.compiler.search.rules.tiling import literal_extent
 

@@ -25,7 +25,7 @@ from retune.compiler.schedule import state as immutable
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.schedule.workload_registry import is_registered, workload_key_to_tensors
-from retune.compiler.search.scored import features_of_steps
+from retune.compiler.search.program_features import features_of_steps
 from retune.compiler.tvm.auto_scheduler.loop_state import State
 from retune.compiler.tvm.auto_scheduler.measure import MeasureInput, MeasureResult, measurement_of
 

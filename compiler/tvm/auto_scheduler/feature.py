@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from retune.compiler.core.errors import OptionError
 from retune.compiler.model.features import FEATURE_NAMES, FEATURE_VERSION
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.scored import features_of_steps
+from retune.compiler.search.program_features import features_of_steps
 from retune.compiler.tvm.auto_scheduler.loop_state import State
 from retune.compiler.tvm.auto_scheduler.measure import MeasureInput, MeasureResult
 

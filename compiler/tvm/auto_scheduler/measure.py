@@ -31,10 +31,9 @@ from retune.compiler.measure import runner as runners
 from retune.compiler.measure.logs.log import LoggedTask, LoggedTrial, is_timed
 from retune.compiler.measure.measurer import LocalMeasurer, Measurer
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.processes.cuda_runner import RUNNERS, runner_for
-from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.record import Measurement, MeasureStatus
 from retune.compiler.measure.remote.fleet import FleetRunner
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.runner import RUNNERS, runner_for
 from retune.compiler.measure.task_inputs import special_inputs
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask

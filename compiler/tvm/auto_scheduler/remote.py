@@ -15,6 +15,7 @@ from retune.compiler.core.closing import Closing
 from retune.compiler.core.errors import MeasureError, NotYetError, OptionError, RetuneError, install_hint
 from retune.compiler.core.target import Target
 from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import Measurement
 from retune.compiler.measure.remote.fleet import (
     CONNECT_SECONDS,
     FleetRunner,
@@ -24,7 +25,6 @@ from retune.compiler.measure.remote.fleet import (
     require_scheduler,
 )
 from retune.compiler.measure.remote.wire import from_bytes, to_bytes
-from retune.compiler.measure.results import Measurement
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tune.worker_service import DeviceFacts, WorkerService, serve
 from retune.compiler.tvm.auto_scheduler.measure import InputRunner

@@ -27,8 +27,7 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import policy as search
 from retune.compiler.search import protocol, rules
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.tune.budget import Budget
-from retune.compiler.tune.tuning_loop import EMPTY_ROUND, TaskProgress, TuningLoop, first_state
+from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Budget, TaskProgress, TuningLoop, first_state
 from retune.compiler.tvm.auto_scheduler.cost_model import CostModel, RandomModel, learns_by_itself, searchable, seed_of
 from retune.compiler.tvm.auto_scheduler.loop_state import State
 from retune.compiler.tvm.auto_scheduler.measure import MeasureInput, MeasureResult, ProgramMeasurer, announce

@@ -35,8 +35,7 @@ from retune.compiler.model import XGBOptions
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.task_scheduler import UNKNOWN_SECONDS, TaskState
 from retune.compiler.search.transfer import fastest
-from retune.compiler.tune.budget import Budget
-from retune.compiler.tune.tuning_loop import Round, TaskProgress, TuningLoop, first_state
+from retune.compiler.tune.tuning_loop import Budget, Round, TaskProgress, TuningLoop, first_state
 from retune.compiler.tvm.auto_scheduler.cost_model import CostModel, RandomModel, XGBModel, seed_of
 from retune.compiler.tvm.auto_scheduler.measure import ProgramMeasurer, TuningOptions
 from retune.compiler.tvm.auto_scheduler.search_policy import (

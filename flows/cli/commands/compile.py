@@ -12,13 +12,13 @@ import typer
 from retune.compiler.core import config
 from retune.compiler.core.options import TuneOptions, tune_options
 from retune.compiler.core.target import Target
-from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import ApplyHistoryBest
 from retune.compiler.driver.hardware import target_on, threads_of
-from retune.compiler.measure.processes.cuda_runner import gpu_here, gpu_of_key
+from retune.compiler.measure.runner import gpu_here, gpu_of_key
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
 from retune.compiler.runtime.executor.library import Library, require_suffix
+from retune.compiler.runtime.kernel_row import CoverageReport
 from retune.compiler.runtime.readable import count
 from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.operators import label_of

@@ -13,7 +13,6 @@ from retune.compiler.core import config
 from retune.compiler.core.errors import OptionError
 from retune.compiler.core.options import TuneOptions, tune_options
 from retune.compiler.core.target import Target
-from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.hardware import threads_of
 from retune.compiler.driver.onnx_export import (
     ExportedModel,
@@ -27,9 +26,9 @@ from retune.compiler.frontend.offload.offload import OffloadedModel
 from retune.compiler.runtime.archive import kind_of
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
-from retune.compiler.runtime.executor.library import Library
+from retune.compiler.runtime.executor.library import Library, is_shared_library
 from retune.compiler.runtime.executor.network import KIND, CompiledNetwork
-from retune.compiler.runtime.executor.shared_library import is_shared_library
+from retune.compiler.runtime.kernel_row import CoverageReport
 from retune.compiler.tune.extract import extract_part, parse_shape
 from retune.flows.cli.commands.arguments import Shapes, Store, home_of, option_of
 from retune.flows.cli.commands.compile import HOST, coverage_fields

@@ -26,8 +26,7 @@ from retune.compiler.core.errors import DeviceError, MeasureError
 from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of_gpu
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
-from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import Measurement, MeasureStatus
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.cuda import driver as cuda
 from retune.compiler.schedule.state import replay

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from retune.compiler.driver.coverage import CoverageReport
-from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
+from retune.compiler.runtime.kernel_row import CoverageReport, KernelRow, ProgramOrigin
 
 KERNELS = (
     KernelRow("conv", "a", 6, 10e9, origin=ProgramOrigin.RECORD, record_id="R1"),

@@ -13,7 +13,6 @@ from benchmarks import zoo
 from retune import compiler
 from retune.compiler.core.errors import ModelFormatError
 from retune.compiler.core.target import Target
-from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import ApplyHistoryBest
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.network_build import build_network
@@ -22,7 +21,7 @@ from retune.compiler.frontend.network import load_network
 from retune.compiler.graph.partition.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.measure.logs.log import append_log
-from retune.compiler.runtime.kernel_row import ProgramOrigin
+from retune.compiler.runtime.kernel_row import CoverageReport, ProgramOrigin
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tvm.graph_executor import GraphModule, cpu
 from tests.support.tiers import long_except

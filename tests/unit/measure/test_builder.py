@@ -7,8 +7,7 @@ import pytest
 
 from retune.compiler.core.errors import MeasureError, OptionError
 from retune.compiler.measure.builder import LocalBuilder
-from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import Measurement, MeasureStatus
 from tests.support.ir_kernels import steps, task
 from tests.support.tiers import long_except
 

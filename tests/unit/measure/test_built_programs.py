@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from retune.compiler.measure.built_programs import BuiltPrograms
-from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureStatus, TaskProgram
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import DEFAULT_SCHEDULE, Measurement, MeasureStatus, TaskProgram
 from retune.compiler.schedule.steps import Pragma, dump_steps
+from retune.compiler.tune.winners import BuiltPrograms
 from tests.support.ir_kernels import build, task
 
 KERNEL = build(task(), (Pragma(0, 0, "good"),), "double")

@@ -5,7 +5,7 @@ from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.model.random import RandomModel
+from retune.compiler.model.base import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.steps import load_steps

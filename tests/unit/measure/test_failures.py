@@ -11,9 +11,8 @@ from retune.compiler.driver.build import build_kernel
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.record import Measurement, MeasureStatus
 from retune.compiler.measure.remote.fleet import FleetRunner
-from retune.compiler.measure.results import Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.dag import ComputeDAG

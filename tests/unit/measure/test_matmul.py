@@ -7,8 +7,7 @@ import pytest
 from retune.compiler import te
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.processes.worker_process import WorkerProcess
-from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import Measurement, MeasureStatus
 from retune.compiler.schedule.workload_registry import (
     deserialize_workload_registry_entry,
     register_workload_tensors,

@@ -10,8 +10,7 @@ import pytest
 from retune.compiler.core.errors import MeasureError
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes import run_worker
-from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import Measurement, MeasureStatus
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.measure.task_buffers import TaskBuffers, TaskSetup
 from tests.support.ir_kernels import ELEMENTS, artifact, task

@@ -10,8 +10,7 @@ from retune.compiler.core.errors import OptionError
 from retune.compiler.measure import task_inputs
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import Measurement, MeasureStatus
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.measure.task_inputs import (
     DEFAULT,

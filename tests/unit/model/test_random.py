@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from retune.compiler.model import CostModel, RandomModel, XGBModel
-from retune.compiler.model.metrics import judge, pair_accuracy, top_recall
+from retune.compiler.model.base import judge, pair_accuracy, top_recall
 from tests.support.synthetic_programs import batch, programs
 
 

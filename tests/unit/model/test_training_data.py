@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from retune.compiler.core.errors import CorruptRecordError, StoreError
-from retune.compiler.model import training_data
+from retune.compiler.model import training_set
 from retune.compiler.model.base import TrainingBatch
 from retune.compiler.model.features import FEATURE_VERSION
-from retune.compiler.model.training_data import archive_of, batches_from_bytes, batches_to_bytes
-from retune.compiler.runtime.threads import machine
+from retune.compiler.model.training_set import archive_of, batches_from_bytes, batches_to_bytes
+from retune.compiler.runtime.threads import affinity
 from tests.support.synthetic_programs import batch
 
 
@@ -29,7 +29,7 @@ def test_other_features_and_other_files_are_refused(monkeypatch: pytest.MonkeyPa
     data = batches_to_bytes([batch("one", 5, 0)])
     with pytest.raises(CorruptRecordError):
         batches_from_bytes(data[: len(data) // 2])
-    monkeypatch.setattr(training_data, "FEATURE_VERSION", FEATURE_VERSION + 1)
+    monkeypatch.setattr(training_set, "FEATURE_VERSION", FEATURE_VERSION + 1)
     with pytest.raises(StoreError, match="features of version"):
         batches_from_bytes(data)
 
@@ -55,7 +55,7 @@ def test_training_data_that_inflate_beyond_the_memory_are_not_called_damaged(mon
         np.random.default_rng(0).integers(0, 4, (1 << 15, 1, 64)).astype(np.float32)
     )  # 8 MB, of which 1 when packed
     data = archive_of([TrainingBatch("task", features, np.ones(1 << 15))], {})
-    monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 4 << 20)
+    monkeypatch.setattr(affinity, "free_memory_bytes", lambda _: 4 << 20)
     with pytest.raises(StoreError, match=r"does not fit into the free memory: .* GiB are free") as caught:
         batches_from_bytes(data)
     assert not isinstance(caught.value, CorruptRecordError)

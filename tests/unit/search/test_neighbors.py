@@ -6,7 +6,7 @@ from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model import RandomModel
 from retune.compiler.search import mutation
 from retune.compiler.search.genome import Layout
-from retune.compiler.search.neighbors import neighbors
+from retune.compiler.search.mutation import neighbors
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.protocol import program_id

@@ -138,7 +138,9 @@ def test_features_of_proposed_programs_are_extracted_once(monkeypatch: pytest.Mo
     policy = SketchPolicy(CONV, proposing, OPTIONS, seed=4)
     results = timed(policy.ask(16, 0))
     SketchPolicy(CONV, loading, OPTIONS, seed=4).tell(results)
-    monkeypatch.setattr("retune.compiler.search.scored.extract", lambda *_, **__: pytest.fail("extracted again"))
+    monkeypatch.setattr(
+        "retune.compiler.search.program_features.extract", lambda *_, **__: pytest.fail("extracted again")
+    )
     policy.tell(results)
     np.testing.assert_array_equal(proposing.batches[0].features, loading.batches[0].features)
 

@@ -6,7 +6,7 @@ from retune.compiler.core.target import HardwareParams
 from retune.compiler.model.features import extract
 from retune.compiler.search.genome import Scores
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.prior import blend, prior_scores, rank_correlation
+from retune.compiler.search.program_features import blend, prior_scores, rank_correlation
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import build_spaces
 from tests.support.workloads import matmul, task_of

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import auto_scheduler
-from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureStatus
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import DEFAULT_SCHEDULE, Measurement, MeasureStatus
 from retune.compiler.model import RandomModel
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import load_steps
@@ -17,9 +16,9 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.rules import CPU_RULES, SketchContext, Verdict
 from retune.compiler.tune import tuning as driver
-from retune.compiler.tune.budget import Budget
 from retune.compiler.tune.report import Report
 from retune.compiler.tune.tuning import default_program
+from retune.compiler.tune.tuning_loop import Budget
 from retune.compiler.tune.winners import Confirmation
 from retune.flows.progress import RoundDone
 from tests.support.gpu_spaces import one_after_the_other

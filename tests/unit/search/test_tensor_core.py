@@ -20,8 +20,8 @@ from retune.compiler.schedule.steps import Annotate, AsMatmul, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.search.program_features import scored_hardware
 from retune.compiler.search.rules import SketchContext
-from retune.compiler.search.scored import scored_hardware
 from retune.compiler.search.sketch import derive_sketches
 from retune.compiler.search.spaces import build_spaces
 from tests.support.property.checks import checked

@@ -21,8 +21,7 @@ from retune.compiler.graph.partition.partition import Partition, partition
 from retune.compiler.graph.partition.winograd import WINOGRAD
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.measure.logs.log import LoggedTask, LoggedTrial
-from retune.compiler.measure.record import MeasureStatus, TaskProgram
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import Measurement, MeasureStatus, TaskProgram
 from retune.compiler.model import RandomModel
 from retune.compiler.runtime.executor import CompiledNetwork, GraphExecutor
 from retune.compiler.runtime.kernel_row import ProgramOrigin

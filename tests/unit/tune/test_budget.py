@@ -2,7 +2,7 @@
 
 import pytest
 
-from retune.compiler.tune.budget import MIN_ROUND, Budget
+from retune.compiler.tune.tuning_loop import MIN_ROUND, Budget
 
 
 def test_trials_end_a_run() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.core.target import HardwareParams, Target
-from retune.compiler.measure.record import FITTED_CANDIDATE, MeasureStatus, TaskProgram
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import FITTED_CANDIDATE, Measurement, MeasureStatus, TaskProgram
 from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask

@@ -15,11 +15,11 @@ from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.measure.record import (
     DEFAULT_SCHEDULE,
     UNTESTED_CANDIDATE,
+    Measurement,
     MeasureRecord,
     MeasureStatus,
     TaskProgram,
 )
-from retune.compiler.measure.results import Measurement
 from retune.compiler.model import RandomModel, TrainingBatch
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask

@@ -12,8 +12,7 @@ from retune.compiler.measure.record import TaskProgram
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.task_scheduler import Objective
-from retune.compiler.tune.budget import Budget
-from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Round, TaskProgress, TuningLoop, first_state
+from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Budget, Round, TaskProgress, TuningLoop, first_state
 
 
 def matmul(size: int) -> SearchTask:

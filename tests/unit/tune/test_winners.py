@@ -9,17 +9,16 @@ from retune.compiler import te
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.measure.builder import LocalBuilder
-from retune.compiler.measure.built_programs import BuiltPrograms
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import (
     DEFAULT_SCHEDULE,
     FITTED_CANDIDATE,
     UNTESTED_CANDIDATE,
+    Measurement,
     MeasureRecord,
     MeasureStatus,
     TaskProgram,
 )
-from retune.compiler.measure.results import Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import Pragma, Step, dump_steps
@@ -27,6 +26,7 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tune.tuning import RunHeader, default_program
 from retune.compiler.tune.winners import (
     TRIED,
+    BuiltPrograms,
     Confirmation,
     choose_best,
     confirmations,

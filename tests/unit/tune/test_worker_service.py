@@ -30,7 +30,7 @@ from retune.compiler.measure.remote.fleet import (
 )
 from retune.compiler.measure.remote.wire import from_bytes, to_bytes
 from retune.compiler.measure.task_inputs import register_task_input_buffer, revision, special_inputs
-from retune.compiler.model.random import RandomModel
+from retune.compiler.model.base import RandomModel
 from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps
 from retune.compiler.schedule.steps.loops import Split

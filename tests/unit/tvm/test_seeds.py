@@ -16,8 +16,7 @@ from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.logs.log import LoggedTask
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import Measurement, MeasureStatus
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.runtime.cuda.driver import why_not
 from retune.compiler.runtime.device import cpu

@@ -14,9 +14,8 @@ from retune.compiler import auto_scheduler
 from retune.compiler.core import config
 from retune.compiler.core.errors import DeviceError, MeasureError, NoRecordError, NotYetError, OptionError
 from retune.compiler.measure.logs.log import read_log
-from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.record import Measurement, MeasureStatus
 from retune.compiler.measure.remote.fleet import FleetRunner
-from retune.compiler.measure.results import Measurement
 from retune.compiler.runtime.cuda.driver import why_not
 from retune.compiler.schedule.steps import Split
 from retune.compiler.search.options import SearchOptions

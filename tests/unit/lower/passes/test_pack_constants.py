@@ -7,7 +7,7 @@ from retune.compiler import te
 from retune.compiler.core.packing import Packing
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build, build_kernel
-from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
+from retune.compiler.runtime.artifact import kernel_of, kernel_row
 from retune.compiler.runtime.buffers import aligned_array, aligned_copy
 from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import load_kernels

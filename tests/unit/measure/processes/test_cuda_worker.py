@@ -15,12 +15,10 @@ from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.processes import cuda_worker, run_worker
-from retune.compiler.measure.processes.cuda_runner import CudaRunner, gpu_of_key
-from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.record import Measurement, MeasureStatus
+from retune.compiler.measure.runner import CudaRunner, gpu_of_key
 from retune.compiler.measure.task_buffers import TaskSetup
-from retune.compiler.runtime.artifact import Array, KernelArtifact
-from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
+from retune.compiler.runtime.artifact import Array, KernelArtifact, kernel_of, kernel_row
 from retune.compiler.runtime.cuda import driver as cuda
 from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.state import Annotation, replay

@@ -15,9 +15,8 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.record import Measurement, MeasureStatus
 from retune.compiler.measure.remote.wire import VERSION, from_bytes, to_bytes
-from retune.compiler.measure.results import Measurement
 from retune.compiler.runtime.archive import archive_bytes
 from retune.compiler.runtime.artifact import DeviceCode, KernelLaunch
 from retune.compiler.schedule.dag import ComputeDAG

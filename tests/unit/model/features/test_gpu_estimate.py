@@ -34,7 +34,7 @@ from retune.compiler.schedule.steps import Annotate, Split, Step, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.search.prior import prior_scores
+from retune.compiler.search.program_features import prior_scores
 from retune.compiler.search.spaces import build_spaces
 from tests.support.feature_programs import features_of
 from tests.support.indices import value_of

@@ -8,7 +8,7 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import AsMatmul
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.scored import scored_hardware
+from retune.compiler.search.program_features import scored_hardware
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import build_spaces
 from tests.support.tensor_core_products import TF32, product

@@ -12,10 +12,9 @@ import pytest
 
 from retune.compiler.core.errors import DeviceError
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.runtime.cuda.array import FENCE, DeviceArray
+from retune.compiler.runtime.cuda.array import FENCE, DeviceArray, capsule_of
 from retune.compiler.runtime.device import cuda
 from retune.compiler.runtime.ffi.bindings import tensor_of
-from retune.compiler.runtime.ffi.dlpack_capsule import capsule_of
 from tests.support.fake_cuda import FakeDriver
 from tests.support.late_gpus import LateGpus
 

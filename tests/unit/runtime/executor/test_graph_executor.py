@@ -203,11 +203,11 @@ def test_a_number_of_threads_can_be_started(threads: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"repeat": 0}, "integers from 1 on"),
-        ({"number": 1.5}, "integers from 1 on"),
-        ({"repeat": "a"}, "integers from 1 on"),
+        ({"repeat": 0}, "repeat must be at least 1, not 0"),
+        ({"number": 1.5}, "number must be an integer, not 1.5"),
+        ({"repeat": "a"}, "repeat must be an integer"),
         ({"min_repeat_ms": float("nan")}, "must be finite"),
-        ({"min_repeat_ms": -1.0}, "must not be negative"),
+        ({"min_repeat_ms": -1.0}, "min_repeat_ms must be at least 0"),
         ({"inputs": 5}, "inputs must map names to arrays"),
         ({"inputs": {"y": 1}}, "no input 'y'"),
     ],

@@ -17,7 +17,7 @@ from retune.compiler.core.dtype import BFLOAT16
 from retune.compiler.core.errors import ArtifactError
 from retune.compiler.runtime.artifact import ExternBuffer, ExternCall
 from retune.compiler.runtime.executor.network import CompiledNetwork
-from retune.compiler.runtime.threads import machine
+from retune.compiler.runtime.threads import affinity
 from tests.support.doubling_network import doubling_network
 from tests.support.ir_kernels import ELEMENTS
 
@@ -216,7 +216,7 @@ def test_a_file_that_inflates_beyond_the_memory_is_refused_at_once(
 ) -> None:
     path = doubling_network().save(tmp_path / "n.retune")
     _edited(path, _put(name, np.random.default_rng(0).integers(0, 16, 8 << 20, np.uint8).tobytes()))
-    monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 4 << 20)
+    monkeypatch.setattr(affinity, "free_memory_bytes", lambda _: 4 << 20)
     monkeypatch.setattr(zlib, "decompressobj", lambda *_: pytest.fail("inflated"))
     with pytest.raises(ArtifactError, match=r"n\.retune does not fit into the free memory: .* GiB are free"):
         CompiledNetwork.load(path)

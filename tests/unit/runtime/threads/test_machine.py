@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.runtime.threads.machine import (
+from retune.compiler.runtime.threads.affinity import (
     ASSUMED_CACHE_BYTES,
     free_memory_bytes,
     last_cache_bytes,
