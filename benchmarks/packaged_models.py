@@ -27,7 +27,7 @@ from onnx import helper
 import retune
 from benchmarks.harness import machine
 from retune.compiler.core.errors import MeasureError, RetuneError
-from retune.compiler.tune.accuracy import errors_of, judge
+from retune.compiler.tune.accuracy import errors_of, find_error_limits
 from retune.compiler.tune.onnx_runtime import OnnxRuntime
 from retune.compiler.tune.report import TOLERANCE
 
@@ -198,7 +198,7 @@ def try_file(path: Path, inputs: str, way: str) -> dict[str, object]:
     largest = float(np.max(errors_of(outputs, reference)[:, 0], initial=0.0))
     is_right = largest <= TOLERANCE
     if not is_right:
-        _, exact, limits = judge(onnx.load(path).SerializeToString(), 1, arrays, optimized, TOLERANCE)
+        _, exact, limits = find_error_limits(onnx.load(path).SerializeToString(), 1, arrays, optimized, TOLERANCE)
         is_right = bool(np.all(errors_of(outputs, exact) <= limits))
     theirs = float(np.max(errors_of(optimized, reference)[:, 0], initial=0.0))
     return {

@@ -13,8 +13,8 @@ from prefect import flow
 from retune.compiler.tune.extract import Extracted
 from retune.compiler.tune.tuning import Tuning, TuningSummary
 from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Budget, Round
+from retune.flows.events import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
 from retune.flows.parameters import TuneJob
-from retune.flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
 from retune.storage.files import new_id
 from retune.storage.runs import append_round
 from retune.tasks.chain import Chain, opaque

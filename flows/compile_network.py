@@ -32,8 +32,8 @@ from retune.compiler.tune.winners import (
     shortlist,
 )
 from retune.flows.device import resolve_device, with_task_runner
+from retune.flows.events import PhaseAdvanced, PhaseStarted, announce
 from retune.flows.parameters import TuneJob, takes_options
-from retune.flows.progress import PhaseAdvanced, PhaseStarted, announce
 from retune.storage.files import new_id
 from retune.tasks.chain import Chain, opaque
 from retune.tasks.compile import compile_to

@@ -27,8 +27,8 @@ from retune.flows.allocate_trials import allocate_trials
 from retune.flows.cli.launch import command_began
 from retune.flows.compile_network import assign_precisions, compile_best, seconds_to_compile
 from retune.flows.device import resolve_device, with_task_runner
+from retune.flows.events import PhaseStarted, announce
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
-from retune.flows.progress import PhaseStarted, announce
 from retune.storage.runs import RunLedger
 from retune.tasks.chain import Chain, opaque
 from retune.tasks.compile import compile_to

@@ -24,8 +24,8 @@ from retune.compiler.tune.winners import SHORTLIST, Confirmation, confirmations,
 from retune.flows.allocate_trials import allocate_trials
 from retune.flows.cli.launch import command_began
 from retune.flows.device import resolve_device, with_task_runner
+from retune.flows.events import PhaseStarted, announce
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
-from retune.flows.progress import PhaseStarted, announce
 from retune.storage.files import new_id
 from retune.tasks.chain import Chain, opaque
 from retune.tasks.extract import extract_any

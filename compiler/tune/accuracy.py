@@ -2,9 +2,9 @@
 
 The comparison at the end of a run (`compare.py`) uses both. Errors are differences from the exact outputs: those of
 onnx.reference in float64, for half types those of ONNX Runtime in float32; without either, or in int8, those of ONNX
-Runtime without optimizations. `judge` measures the errors of right alternatives: of ONNX Runtime with and without
-optimizations, on inputs that differ by a rounding, and of the exact outputs rounded to half types. The limit is a
-multiple of the largest.
+Runtime without optimizations. `find_error_limits` measures the errors of right alternatives: of ONNX Runtime with and
+without optimizations, on inputs that differ by a rounding, and of the exact outputs rounded to half types. The limit
+is a multiple of the largest.
 """
 
 from contextlib import suppress
@@ -52,7 +52,7 @@ def errors_of(outputs: Outputs, reference: Outputs) -> Errors:
     return np.asarray(np.nan_to_num(rows, nan=np.inf, posinf=np.inf))
 
 
-def judge(
+def find_error_limits(
     model: bytes, threads: int, inputs: Arrays, optimized: Outputs | None, least: float
 ) -> tuple[str, Outputs, Errors]:
     """Compute exact outputs of a model, and the limits of the errors of right outputs.

@@ -30,7 +30,7 @@ from retune.compiler.runtime.executor.library import Library
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.threads.contention import ContentionMeter
 from retune.compiler.tune import openvino
-from retune.compiler.tune.accuracy import errors_of, judge
+from retune.compiler.tune.accuracy import errors_of, find_error_limits
 from retune.compiler.tune.onnx_runtime import OnnxRuntime, is_installed
 from retune.compiler.tune.precision.errors import error_of
 from retune.compiler.tune.precision.request import PrecisionRequest
@@ -123,7 +123,7 @@ class _Peers:
         is_far = reference != REFERENCE or any(worst[name] > least for name in networks)
         if is_far and is_installed():
             try:
-                reference, exact, limits = judge(self.model, self.threads, inputs, self.optimized, least)
+                reference, exact, limits = find_error_limits(self.model, self.threads, inputs, self.optimized, least)
                 errors = {name: errors_of(each, exact) for name, each in outputs.items()}
                 ratios = np.max([errors[name] / limits for name in networks], axis=0)
                 # The output that decides, by its largest or its mean error.

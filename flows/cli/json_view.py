@@ -62,7 +62,7 @@ from typing import Any
 
 from retune.compiler.tune.report import Report
 from retune.flows.cli.commands.output import json_line
-from retune.flows.progress import Event, RoundDone, RunOpened
+from retune.flows.events import Event, RoundDone, RunOpened
 
 # What is written once has to stay: fields that may change are left out.
 _OF_TERMINALS = ("index", "untimed", "model")

@@ -23,7 +23,7 @@ from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.runtime.readable import cut_middle
 from retune.flows.cli.commands.output import Mode
 from retune.flows.cli.json_view import event_line
-from retune.flows.progress import (
+from retune.flows.events import (
     DETAILS,
     EVENT,
     LOGGER,

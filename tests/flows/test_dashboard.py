@@ -7,7 +7,7 @@ from rich.console import Console
 
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.flows.cli.live import Dashboard
-from retune.flows.progress import PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened
+from retune.flows.events import PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened
 
 ROWS = tuple(KernelRow(f"task{index}", f"key{index}", index + 1, 2e9) for index in range(9))
 OPENED = RunOpened("RUN", "resnet18", "/state", False, 0, 0.0, 0, ROWS, 200, None)

@@ -13,7 +13,7 @@ from retune.compiler.tune.report import Comparison, Contender, Report
 from retune.flows.cli import json_view
 from retune.flows.cli.commands.output import warn_in_one_line
 from retune.flows.cli.json_view import event_fields, event_line, report_line
-from retune.flows.progress import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
+from retune.flows.events import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
 
 ROW = KernelRow("conv2d_3x3", "key", 4, 2e9)
 EVENTS: tuple[Event, ...] = (

@@ -10,7 +10,7 @@ from retune.compiler.runtime.kernel_row import KernelRow
 from retune.flows.cli.commands.output import Mode
 from retune.flows.cli.json_view import event_line
 from retune.flows.cli.live import LineView, LiveView, plain_line, show_events, view_for
-from retune.flows.progress import EVENT, LOGGER, RoundDone, RoundStarted, RunOpened, TaskStopped, duration
+from retune.flows.events import EVENT, LOGGER, RoundDone, RoundStarted, RunOpened, TaskStopped, duration
 
 ROW = KernelRow("conv2d_3x3", "key", 4, 2e9)
 TUNED = replace(ROW, rounds=1, trials=64, default_seconds=0.1, best_seconds=0.01)

@@ -18,8 +18,8 @@ from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.tune.report import Comparison
 from retune.flows import retune_stale as module
 from retune.flows.compile_network import compile_network
+from retune.flows.events import RunOpened
 from retune.flows.parameters import TuneJob
-from retune.flows.progress import RunOpened
 from retune.flows.retune_stale import retune_stale
 from retune.flows.train_cost_model import train_cost_model
 from retune.flows.tune_operator import tune_operator

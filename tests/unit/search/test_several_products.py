@@ -20,7 +20,7 @@ from retune.compiler.tune.report import Report
 from retune.compiler.tune.tuning import default_program
 from retune.compiler.tune.tuning_loop import Budget
 from retune.compiler.tune.winners import Confirmation
-from retune.flows.progress import RoundDone
+from retune.flows.events import RoundDone
 from tests.support.gpu_spaces import one_after_the_other
 from tests.support.property.checks import checked
 from tests.support.property.programs import inputs_of

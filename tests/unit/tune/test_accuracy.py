@@ -14,7 +14,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 from retune import compiler
 from retune.compiler.frontend.offload.wider import WiderModel
 from retune.compiler.tune import compare
-from retune.compiler.tune.accuracy import errors_of, judge
+from retune.compiler.tune.accuracy import errors_of, find_error_limits
 from retune.compiler.tune.onnx_runtime import OnnxRuntime
 from tests.support.tiers import long_except
 
@@ -208,6 +208,6 @@ def test_a_network_of_bytes_with_inputs_of_integers_alone_is_judged(tmp_path: Pa
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "f.onnx")
     quantize_dynamic(tmp_path / "f.onnx", tmp_path / "b.onnx")
     model, inputs = (tmp_path / "b.onnx").read_bytes(), {"ids": np.asarray([3, 1, 0, 2])}
-    _, exact, limits = judge(model, 1, inputs, OnnxRuntime(model, 1).run(inputs), 1e-6)
+    _, exact, limits = find_error_limits(model, 1, inputs, OnnxRuntime(model, 1).run(inputs), 1e-6)
     assert np.all(errors_of(exact, exact) <= limits)
     assert not np.all(errors_of([exact[0] * 1.5], exact) <= limits)
