@@ -17,7 +17,7 @@ from retune.compiler.codegen.cpu import function_attributes
 from retune.compiler.codegen.intrinsics import DECLARATIONS
 from retune.compiler.codegen.scan_loop import BARRIER, parts_of, scan_function
 from retune.compiler.codegen.subtarget import Subtarget
-from retune.compiler.codegen.team import fork, share_of, sizes_of, symbolic_part, team_function
+from retune.compiler.codegen.team import fork, limit_part, share_of, sizes_of, symbolic_part, team_function
 from retune.compiler.codegen.values import Scalar, Storage
 from retune.compiler.codegen.work import is_worth_threads
 from retune.compiler.codegen.writer import FunctionWriter
@@ -56,6 +56,10 @@ def write_kernel(function: LoopFunction, subtarget: Subtarget, stack_bytes: int)
     called: list[ExternCall] = []
     numbers = count()
     sizes = {Var(name): Scalar(f"%size{number}", 0) for number, name in enumerate(function.symbols)}
+    for index, limit in enumerate(function.limits):
+        text, call = limit_part(function.name, index, limit, BodyEmitter(FunctionWriter(), subtarget, {}, sizes))
+        parts.append(text)
+        calls.append(call)
     for index, statement in enumerate(statements):
         # A registered function is called from the entry, between statements: it must not run inside a parallel region.
         if isinstance(statement, Invoke):

@@ -8,6 +8,7 @@ from retune.compiler.codegen.work import least_iterations
 from retune.compiler.codegen.writer import FunctionWriter
 from retune.compiler.ir.expr import dim_expr
 from retune.compiler.ir.stmt import For
+from retune.compiler.runtime.artifact import TOO_LONG
 
 
 def sizes_of(emitter: BodyEmitter) -> str:
@@ -114,12 +115,29 @@ def symbolic_part(name: str, index: int, loop: For, arguments: str, emitter: Bod
     )
     part = f"@{name}.body{index}({arguments}, i64 %low, i64 %high{sizes})"
     team = team_function(name, index, count, (*_load("%extent", slot), *share_of("%extent")), part, sizes)
-    return f"{_extent_function(name, index, loop, emitter)}\n\n{team}", call
+    return f"{_extent_function(f'{name}.extent{index}', loop.extent, emitter)}\n\n{team}", call
 
 
-def _extent_function(name: str, index: int, loop: For, emitter: BodyEmitter) -> str:
+def limit_part(name: str, index: int, limit: tuple[int, int], emitter: BodyEmitter) -> tuple[str, str]:
+    """The function that computes an extent, and the lines of the entry that return `TOO_LONG` where it is larger."""
+    extent, most = limit
+    sizes = sizes_of(emitter).removeprefix(", ")
+    call = "\n".join(
+        (
+            f"  %limited{index} = call i64 @{name}.limited{index}({sizes})",
+            f"  %long{index} = icmp sgt i64 %limited{index}, {most}",
+            f"  br i1 %long{index}, label %refuse{index}, label %take{index}",
+            f"refuse{index}:",
+            f"  ret i32 {TOO_LONG}",
+            f"take{index}:",
+        )
+    )
+    return _extent_function(f"{name}.limited{index}", extent, emitter), call
+
+
+def _extent_function(symbol: str, extent: int, emitter: BodyEmitter) -> str:
     writer = FunctionWriter()
-    value = emitter.replace(writer=writer).evaluate(dim_expr(loop.extent))
+    value = emitter.replace(writer=writer).evaluate(dim_expr(extent))
     writer.put(f"ret i64 {value.text}")
     parameters = sizes_of(emitter).removeprefix(", ")
-    return f"define internal i64 @{name}.extent{index}({parameters}) #0 {{\nentry:\n{writer.text()}\n}}"
+    return f"define internal i64 @{symbol}({parameters}) #0 {{\nentry:\n{writer.text()}\n}}"

@@ -161,6 +161,8 @@ class LoopFunction:
     """Iterations of a loop whose copies into shared memory are in flight at once, by the name of its variable."""
     symbols: tuple[str, ...] = ()
     """The variables of symbolic extents, whose values callers pass."""
+    limits: tuple[tuple[int, int], ...] = ()
+    """Extents, and their largest values: the kernel fails for larger values."""
 
     def __str__(self) -> str:
         params = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in self.params)

@@ -6,40 +6,66 @@ after:  parallel t in 2 * (n // 8):
           for i in 8: … x[i.0 + i, k] … y[i.0 + i, j.0 * 16 + j.1] …
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 
 from retune.compiler.ir.expr import Buffer, Expr, Var, dim_expr
 from retune.compiler.ir.rewrite import allocate, redirect, rewrite, statements_of
 from retune.compiler.ir.stmt import For, If, Let, LoopFunction, LoopKind, Stmt, block
 from retune.compiler.ir.tensor_core import Exprs
 from retune.compiler.schedule.axis_classes import AxisClass, SymbolicProgram
-from retune.compiler.schedule.blocks import MARK, MOST, origin_of
+from retune.compiler.schedule.blocks import MARK, MOST, BlockSize, origin_of
+
+_NO_LIMITS: Mapping[BlockSize, tuple[int, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """Blocks of `size` points along a class: `count` of them, from point `start` on."""
+    """Blocks of one size along a class: `count` of them, from point `start` on."""
 
     known: AxisClass
-    size: int
+    size: BlockSize
     count: int
     start: int
 
 
-def regions_of(known: AxisClass, largest: int, ratio: int) -> Iterator[Region]:
-    """Regions that cover a class, each point once: full blocks, and for what is left smaller blocks, each `ratio` times
-    as small or a little more, down to single points.
+def sizes_of(largest: int, ratio: int) -> Iterator[BlockSize]:
+    """The sizes of blocks along a class: full blocks, and for what is left smaller blocks, each `ratio` times as small
+    or a little more, down to single points.
+    """
+    yield BlockSize(largest)
+    while largest > 1:
+        # A power of two, as vectors and the parts of vectors are.
+        yield BlockSize(largest := 1 << ((largest // ratio or 1).bit_length() - 1))
+
+
+def regions_of(
+    known: AxisClass, sizes: Iterable[BlockSize], most: Mapping[BlockSize, tuple[int, int]] = _NO_LIMITS
+) -> list[Region]:
+    """Regions that cover a class, each point once, by blocks of falling `sizes`. There are blocks of a size in `most`
+    only while an extent is at most a number. Clamped blocks cover all points that are left.
     """
     assert known.extent is not None, "a parallel class has one extent"
-    size, remaining = largest, known.extent
-    while True:
-        yield Region(known, size, remaining // size, known.extent - remaining)
-        if size == 1:
-            return
-        # A power of two, as vectors and the parts of vectors are.
-        size, remaining = 1 << ((size // ratio or 1).bit_length() - 1), remaining % size
+    regions = []
+    remaining = known.extent
+    for size in sizes:
+        extent, number = most.get(size, (0, 0))
+        # Larger extents make the divisor larger than any extent.
+        divisor = size.points + extent // (number + 1) * MOST
+        count = (remaining + (size.points - 1 if size.is_clamped else 0)) // divisor
+        regions.append(Region(known, size, count, known.extent - remaining))
+        if size.is_clamped:
+            remaining = remaining * (1 - fits(extent, number))
+        else:
+            remaining = remaining - count * size.points if size in most else remaining % divisor
+    return regions
+
+
+def fits(extent: int, most: int) -> int:
+    """1 where an extent is at most `most`, else 0."""
+    return 1 // (extent // (most + 1) + 1)
 
 
 def with_shapes(function: LoopFunction, shapes: Mapping[str, tuple[int, ...]]) -> LoopFunction:
@@ -50,22 +76,27 @@ def with_shapes(function: LoopFunction, shapes: Mapping[str, tuple[int, ...]]) -
     return replace(function, params=tuple(new.get(param, param) for param in function.params), body=body)
 
 
-def placed(part: LoopFunction, program: SymbolicProgram, *, has_strips: bool) -> tuple[For | None, Stmt]:
-    """The body of a block with absolute points in whole arrays, and if it `has_strips` the parallel loop around it."""
+def placed(
+    part: LoopFunction, program: SymbolicProgram, sizes: Mapping[AxisClass, BlockSize], *, has_strips: bool
+) -> tuple[For | None, Stmt]:
+    """The body of a block of `sizes` with absolute points in whole arrays, and if it `has_strips` the parallel loop
+    around it.
+    """
     tops = statements_of(part.body)
     alone = tops[0] if len(tops) == 1 and has_strips else None
     strips = alone if isinstance(alone, For) and alone.kind is LoopKind.PARALLEL else None
     body = rewrite(part.body, {For: _serial}) if strips is None else strips.body
     local = {buffer: replace(buffer, scope="local") for buffer in part.workspace}
-    origins = _origins(part, program)
+    views = _views(part, program)
 
     def absolute(buffer: Buffer, at: Exprs) -> tuple[Buffer, Exprs] | None:
         if buffer in local:
             return local[buffer], at
-        if buffer not in origins:
+        if buffer not in views:
             return None
         return buffer, tuple(
-            index if origin is None else origin + index for origin, index in zip(origins[buffer], at, strict=True)
+            index if known is None else sizes[known].point(known, index)
+            for known, index in zip(views[buffer], at, strict=True)
         )
 
     return strips, allocate(list(local.values()), redirect(body, absolute))
@@ -75,15 +106,11 @@ def _serial(loop: For) -> Stmt | None:
     return replace(loop, kind=LoopKind.SERIAL) if loop.kind is LoopKind.PARALLEL else None
 
 
-def _origins(part: LoopFunction, program: SymbolicProgram) -> dict[Buffer, tuple[Var | None, ...]]:
-    """What is added to each index of the parameters that blocks are a part of."""
+def _views(part: LoopFunction, program: SymbolicProgram) -> dict[Buffer, tuple[AxisClass | None, ...]]:
+    """The classes at whose points parameters are accessed, see `SymbolicProgram.views`; not for packed parameters."""
     packed, params = dict(part.packings), {param.name: param for param in part.params}
-    origins = {}
-    for tensor in program.tensors:
-        views = program.views(tensor)
-        if tensor.name not in packed and any(views):
-            origins[params[tensor.name]] = tuple(None if known is None else origin_of(known) for known in views)
-    return origins
+    known = {tensor.name: program.views(tensor) for tensor in program.tensors if tensor.name not in packed}
+    return {params[name]: views for name, views in known.items() if any(views)}
 
 
 def in_series(region: Region, body: Stmt, number: int) -> Stmt:
@@ -133,4 +160,4 @@ def _choose(index: Var, blocks: Sequence[tuple[Region, Stmt]]) -> Iterator[Stmt]
 
 def _origin(region: Region, number: Expr) -> Expr:
     """The first point of block `number` of a region."""
-    return number * region.size + dim_expr(region.start)
+    return number * region.size.points + dim_expr(region.start)

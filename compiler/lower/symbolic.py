@@ -5,37 +5,43 @@ of fixed extents, and then placed in the whole arrays. Loops over axes that are 
 symbolic terms, get their extents at the end.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
+from operator import attrgetter
 
 from retune.compiler.core.errors import ScheduleError
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.dot import Pair
-from retune.compiler.ir.rewrite import find_stmts, rewrite
-from retune.compiler.ir.stmt import Allocate, For, LoopFunction, Stmt, block
+from retune.compiler.ir.expr import Buffer, Var
+from retune.compiler.ir.rewrite import allocate, find_stmts, rewrite, statements_of
+from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, block
 from retune.compiler.ir.verify import verify
-from retune.compiler.lower.block_placement import Region, in_parallel, in_series, placed, regions_of, with_shapes
+from retune.compiler.ir.visit import of_type
+from retune.compiler.lower.block_placement import (
+    fits,
+    in_parallel,
+    in_series,
+    placed,
+    regions_of,
+    with_shapes,
+)
+from retune.compiler.lower.block_plan import POINT, BlockPlan
 from retune.compiler.lower.build_loops import build_loops
+from retune.compiler.lower.kept_rows import KeptRows, UnkeptError, keep_rows
 from retune.compiler.lower.passes import LoopPass
 from retune.compiler.lower.pipeline import cpu_passes
 from retune.compiler.lower.symbolic_loops import bounded
 from retune.compiler.schedule.axis_classes import AxisClass, SymbolicProgram
-from retune.compiler.schedule.blocks import MARK, MOST, block_of, class_in, stand_in
+from retune.compiler.schedule.blocks import MARK, MOST, BlockSize, block_of, stand_in
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.default.layout import LayoutRewriteOption
-from retune.compiler.schedule.default.product_tiles import row_axis_of
-from retune.compiler.schedule.state import State, replay
-from retune.compiler.schedule.steps import Split, Step
+from retune.compiler.schedule.state import replay
 from retune.compiler.te.symbols import symbols_of
 from retune.compiler.te.tensor import RANKS, SCATTERS, ComputeOp, PlaceholderOp, Tensor, post_order
 
-_COLUMNS = 64
-"""Points of a block along the last axis of the results: a few vectors on every machine."""
-_COLUMN_RATIO = 4
-"""The ratio of blocks of columns to the next smaller blocks: each size is another part of the code."""
-_MANY_ROWS = 840
-"""Rows that the heights of all register tiles divide."""
 _MARGIN = 16 << 10
 """Bytes of the stack that code generation and LLVM may use beside the buffers of a block."""
 _FAR = MOST >> 10
@@ -65,15 +71,42 @@ def lower_symbolic(
     """
     if not all(isinstance(op, ComputeOp | PlaceholderOp) for op in post_order(tensors)):
         return Unsupported(f"{name}: it calls a function or makes steps")
-    program = SymbolicProgram.of(tensors)
+    # The stack of a block is checked when the rows that it keeps are known.
+    passes = cpu_passes(replace(hardware, stack_bytes=sys.maxsize), layout, dots)
+    result = _lower_program(SymbolicProgram.of(tensors, keeps_rows=True), name, hardware, passes)
+    if isinstance(result, LoopFunction) and not result.limits:
+        return result
+    # Rows of any length, with what is computed from them computed again for each reader.
+    anyhow = _lower_program(SymbolicProgram.of(tensors, keeps_rows=False), name, hardware, passes)
+    if isinstance(result, Unsupported):
+        return anyhow
+    other = anyhow if isinstance(anyhow, LoopFunction) and not anyhow.limits else None
+    if other is None or (other.params, other.packings) != (result.params, result.packings):
+        return result
+    short = prod(fits(extent, most) for extent, most in result.limits)
+    body = block(*_only(short, result.body), *_only(1 - short, other.body))
+    return replace(result, body=body, limits=())
+
+
+def _lower_program(
+    program: SymbolicProgram, name: str, hardware: HardwareParams, passes: Sequence[LoopPass]
+) -> LoopFunction | Unsupported:
     reason = _refusal(program)
     if reason:
         return Unsupported(f"{name}: {reason}")
-    builder = _Builder(program, name, hardware, cpu_passes(hardware, layout, dots))
     try:
-        return builder.function()
-    except _UnsupportedError as error:
+        return _Builder(program, name, hardware, passes).function()
+    except (_UnsupportedError, UnkeptError) as error:
         return Unsupported(f"{name}: {error}")
+
+
+def _only(condition: int, body: Stmt) -> Iterator[Stmt]:
+    """The statements of a kernel if `condition` is 1; not if it is 0."""
+    for number, top in enumerate(statements_of(body)):
+        if isinstance(top, For) and top.kind is LoopKind.PARALLEL:
+            yield replace(top, extent=top.extent * condition)
+        else:
+            yield For(Var(f"only{MARK}{number}"), condition, LoopKind.SERIAL, top)
 
 
 class _UnsupportedError(Exception):
@@ -96,27 +129,12 @@ def _refusal(program: SymbolicProgram) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """How blocks cover the results: in parallel along the classes `outer`, in turn along `inner`."""
-
-    outer: Sequence[AxisClass]
-    inner: AxisClass | None
-    columns: AxisClass | None
-    """The class along which results are neighbors in memory."""
-    sizes: Mapping[AxisClass, int]
-    steps: Sequence[Step]
-    """The steps of a full block."""
-    hardware: HardwareParams
-    """Without cores if only blocks are shared among threads, not their loops."""
-
-    @property
-    def has_strips(self) -> bool:
-        """Whether the parallel loop of a block is shared among threads, too."""
-        return self.hardware.num_cores != 0
-
-    def regions_of(self, known: AxisClass) -> list[Region]:
-        return list(regions_of(known, self.sizes[known], _COLUMN_RATIO if known is self.columns else 2))
+def _with_buffers(body: Stmt, buffers: Collection[Buffer]) -> Stmt:
+    """The body with buffers on the stack of each thread."""
+    tops = statements_of(body)
+    if not all(isinstance(top, For) and top.kind is LoopKind.PARALLEL for top in tops):
+        return allocate(list(buffers), body)
+    return block(*(replace(top, body=allocate(list(buffers), top.body)) for top in of_type(For, tops)))
 
 
 class _Builder:
@@ -129,102 +147,91 @@ class _Builder:
         self.name = name
         self.hardware = hardware
         self.passes = passes
-        self.parallel = [known for known in program.classes if known.is_parallel]
         self.stand_ins: dict[str, int] = {}
         self.parts: list[LoopFunction] = []
+        self.kept: list[KeptRows] = []
 
     def function(self) -> LoopFunction:
-        """The kernel. Raises: _UnsupportedError."""
-        plan = self._plan()
+        """The kernel. Raises: _UnsupportedError, UnkeptError."""
+        plan = BlockPlan.of(self.program, self.hardware, self.stand_ins)
         if not plan.outer:
-            strips, body = self._block(plan, ())
-            return self._finish(body if strips is None else replace(strips, body=body))
-        regions = {known: plan.regions_of(known) for known in plan.outer}
+            strips, body, kept = self._block(plan, {})
+            return self._finish(body if strips is None else replace(strips, body=body), kept)
+        sizes = {known: plan.sizes_of(known) for known in plan.outer}
         # The class with several sizes of blocks, such as the rows of a tile; else the last.
-        several = [known for known in plan.outer if len(regions[known]) > 1] or plan.outer[-1:]
+        several = [known for known in plan.outer if len(sizes[known]) > 1] or plan.outer[-1:]
         if len(several) > 1:
             raise _UnsupportedError("several axes of its results have blocks of several sizes")
-        around = [regions[known][0] for known in plan.outer if known not in several]
-        shares = [(region, *self._block(plan, (*around, region))) for region in regions[several[0]]]
+        (chosen,) = several
+        around = [region for known in plan.outer if known is not chosen for region in regions_of(known, [POINT])]
+        lowered = []
+        for size in sizes[chosen]:
+            lowered.append((size, *self._block(plan, {chosen: size, **{region.known: POINT for region in around}})))
+            if size.is_clamped and lowered[-1][-1] is None:  # which covers rows of any length
+                break
+        # Rows that are too long for the array of many are in blocks of fewer.
+        most = {size: (kept.extent, kept.most) for size, _, _, kept in lowered if kept is not None and size != POINT}
+        regions = regions_of(chosen, [size for size, *_ in lowered], most)
+        shares = [(region, strips, body) for region, (_, strips, body, _) in zip(regions, lowered, strict=True)]
+        limit = lowered[-1][-1]
         blocks = [(region, body) for region, _, body in shares]
         loops = [(None, 0) if strips is None else (strips.var, strips.extent) for _, strips, _ in shares]
         if len(set(loops)) == 1:
-            return self._finish(in_parallel(around, blocks, shares[0][1], 0))
+            return self._finish(in_parallel(around, blocks, shares[0][1], 0), limit)
         parts = (
             in_parallel(around, [(region, body)], strips, number)
             for number, (region, strips, body) in enumerate(shares)
         )
-        return self._finish(block(*parts))
+        return self._finish(block(*parts), limit)
 
-    def _block(self, plan: _Plan, outer: Sequence[Region]) -> tuple[For | None, Stmt]:
-        """What a block of some regions computes, and the parallel loop around it, if any."""
+    def _block(self, plan: BlockPlan, sizes: Mapping[AxisClass, BlockSize]) -> tuple[For | None, Stmt, KeptRows | None]:
+        """What a block of some sizes computes, the parallel loop around it, if any, and the rows that it keeps."""
+        before = len(self.kept)
         if plan.inner is None:
-            return placed(self._lower(plan, outer), self.program, has_strips=plan.has_strips)
-        series = []
-        for region in plan.regions_of(plan.inner):
-            _, body = placed(self._lower(plan, (*outer, region)), self.program, has_strips=False)
-            series.append(in_series(region, body, len(self.parts)))
-        return None, block(*series)
+            strips, body = placed(self._lower(plan, sizes), self.program, sizes, has_strips=plan.has_strips)
+        else:
+            series, strips = [], None
+            for region in regions_of(plan.inner, plan.sizes_of(plan.inner)):
+                own = {**sizes, plan.inner: region.size}
+                _, body = placed(self._lower(plan, own), self.program, own, has_strips=False)
+                series.append(in_series(region, body, len(self.parts)))
+            body = block(*series)
+        return strips, body, min(self.kept[before:], key=attrgetter("most"), default=None)
 
-    def _finish(self, body: Stmt) -> LoopFunction:
+    def _finish(self, body: Stmt, limit: KeptRows | None) -> LoopFunction:
         """The kernel of this body. Raises: _UnsupportedError."""
         if len({part.packings for part in self.parts}) > 1:
             raise _UnsupportedError("its blocks read a constant in several layouts")
+        buffers = {rows.buffer for rows in self.kept}
+        if len(buffers) > 1:
+            raise _UnsupportedError("its blocks keep rows of several types")
+        scratch = sum(scope.buffer.nbytes for scope in find_stmts(Allocate, body) if scope.buffer.scope == "local")
+        if scratch + sum(buffer.nbytes for buffer in buffers) > self.hardware.stack_bytes - _MARGIN:
+            raise _UnsupportedError("the intermediate results of a block do not fit the stack of a thread")
+        limits = () if limit is None else ((limit.extent, limit.most),)
         symbols = symbols_of(self.program.tensors)
-        function = replace(self.parts[0], body=body, workspace=(), symbols=symbols)
+        function = replace(
+            self.parts[0], body=_with_buffers(body, buffers), workspace=(), symbols=symbols, limits=limits
+        )
         verify(function, "placing blocks")
         return function
 
-    def _plan(self) -> _Plan:
-        """How blocks cover the results."""
-        (*_, last) = self.program.computed
-        columns = self.program.parallel_class(last, last.axes[-1]) if last.axes else None
-        sizes = {known: _COLUMNS if known is columns else 1 for known in self.parallel}
-        rows = self._rows(sizes)
-        if rows is not None:
-            probe = default_steps(self._dag({**sizes, rows: _MANY_ROWS}), self.hardware)
-            splits = [step for step in probe if isinstance(step, Split) and step.extent == _MANY_ROWS]
-            heights = [length for step in splits for length in step.lengths if isinstance(length, int)]
-            sizes[rows] = max(heights, default=1)
-        own = [self.program.parallel_class(last, axis) for axis in last.axes]
-        outer = [known for known in own if known is not None]
-        reduces = any(op.reduce_axes for op in self.program.computed)
-        # Little work a block: where a block is, is computed for all blocks along the last class together.
-        inner = outer.pop() if len(outer) > 1 and (columns is not None or not reduces) else None
-        shares = self.hardware if rows is not None and inner is None else replace(self.hardware, num_cores=0)
-        return _Plan(outer, inner, columns, sizes, default_steps(self._dag(sizes), shares), shares)
-
-    def _rows(self, sizes: Mapping[AxisClass, int]) -> AxisClass | None:
-        """The class along which a product reads the same elements of a factor, if blocks have one point of it yet."""
-        state = State.initial(self._dag({known: max(size, 2) for known, size in sizes.items()}))
-        for stage_id, stage in enumerate(state.stages):
-            number = row_axis_of(state, stage_id)
-            if number is not None and number >= 0 and isinstance(stage.op, ComputeOp):
-                known = class_in(stage.op.axes[number].name, self.program.classes)
-                if known is not None and sizes.get(known) == 1:
-                    return known
-        return None
-
-    def _dag(self, sizes: Mapping[AxisClass, int]) -> ComputeDAG:
-        return ComputeDAG(block_of(self.program, sizes, self.stand_ins))
-
-    def _lower(self, plan: _Plan, regions: Sequence[Region]) -> LoopFunction:
-        """The loops of a block relative to its origin. Raises: _UnsupportedError."""
-        dag = self._dag({region.known: region.size for region in regions})
+    def _lower(self, plan: BlockPlan, sizes: Mapping[AxisClass, BlockSize]) -> LoopFunction:
+        """The loops of a block relative to its origin. Raises: _UnsupportedError, UnkeptError."""
+        dag = ComputeDAG(block_of(self.program, sizes, self.stand_ins))
         try:
             state = replay(dag, plan.steps)
         except ScheduleError:  # the steps of full blocks may split what a smaller block does not have
-            state = replay(dag, default_steps(dag, plan.hardware))
+            state = replay(dag, default_steps(dag, plan.hardware, is_block=plan.keeps_rows))
         function = build_loops(state, self.name)
         # Whole arrays already here: no pass may take a block of a result for a dense array.
         whole = {tensor.name: self._standing_in(tensor) for tensor in self.program.tensors}
         function = with_shapes(function, whole)
         for loop_pass in self.passes:
             function = loop_pass.apply(function)
-        body = rewrite(function.body, {For: lambda loop: bounded(loop, self.program.classes)})
-        scratch = [scope.buffer for scope in find_stmts(Allocate, body) if scope.buffer.scope == "local"]
-        if sum(buffer.nbytes for buffer in (*scratch, *function.workspace)) > self.hardware.stack_bytes - _MARGIN:
-            raise _UnsupportedError("the intermediate results of a block do not fit the stack of a thread")
+        function, kept = keep_rows(function, self.program.classes)
+        self.kept += [] if kept is None else [kept]
+        body = rewrite(function.body, {For: lambda loop: bounded(loop, self.program.classes, self.hardware)})
         if any(isinstance(loop.extent, int) and loop.extent >= _FAR for loop in find_stmts(For, body)):
             raise _UnsupportedError("a loop over a symbolic axis is cut in a way that has no symbolic form")
         shapes = {tensor.name: tensor.shape for tensor in self.program.tensors}

@@ -20,6 +20,8 @@ ALIGNMENT = 64
 
 MOST_SIZE = 1 << 31
 """Extents are smaller: products of two of them are numbers of 64 bits."""
+TOO_LONG = 2
+"""What a kernel returns where a row that it keeps on the stack would be too long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import llvmlite.binding as llvm
 from retune.compiler.core.errors import ArtifactError
 from retune.compiler.runtime.arguments import Buffer as Buffer
 from retune.compiler.runtime.arguments import address_of, check_count, check_overlap, check_threads
-from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.artifact import TOO_LONG, KernelArtifact
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.ffi.callback import CallErrors, make_callback
 from retune.compiler.runtime.threads.openmp import openmp_runtime
@@ -58,8 +58,8 @@ class BoundKernel:
         sizes: Sequence[int] = (),
     ) -> None:
         self._kernel = kernel
-        self._sizes = tuple(sizes)
         # ctypes objects are made once: converting arguments would cost more than a small kernel takes.
+        self._sizes = tuple(map(ctypes.c_int64, sizes))
         self._function = kernel.function
         self._array = pointers
         self._pointers = ctypes.c_void_p(ctypes.addressof(pointers))
@@ -101,7 +101,13 @@ class BoundKernel:
 
     def fail(self, code: int) -> NoReturn:
         self._kernel.errors.reraise()
-        raise ArtifactError(f"kernel {self._kernel.artifact.name} failed with code {code}")
+        artifact = self._kernel.artifact
+        if artifact.symbols and code == TOO_LONG:
+            sizes = {name: size.value for name, size in zip(artifact.symbols, self._sizes, strict=True)}
+            raise ArtifactError(
+                f"kernel {artifact.name}: no stack holds its rows for the sizes {sizes}; compile it for this shape"
+            )
+        raise ArtifactError(f"kernel {artifact.name} failed with code {code}")
 
     def rebind(self, index: int, buffer: Buffer) -> None:
         """Replace argument `index` of coming calls; the caller ensures that it shares no memory with a written

@@ -42,15 +42,18 @@ class SymbolicProgram:
     classes: tuple[AxisClass, ...]
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> "SymbolicProgram":
+    def of(cls, tensors: Sequence[Tensor], *, keeps_rows: bool) -> "SymbolicProgram":
         """The program of `tensors`, with neighboring parallel axes joined where all tensors have both. A stage with a
-        symbolic axis along which it is not read point by point is computed where it is read: no buffer holds it.
+        symbolic axis along which it is not read point by point is computed where it is read, unless the program
+        `keeps_rows`: then a block may hold rows of it.
         """
         program = cls(tuple(tensors), tuple(_classes(tensors)))
         wide = program.wide_stages()
-        if wide:
+        if wide and not keeps_rows:
             tensors = rebuild(tensors, attrgetter("shape"), lambda _: lambda _: None, inlined=wide)
             program = cls(tuple(tensors), tuple(_classes(tensors)))
+        elif wide and sum(bool(op.reduce_axes) for op in program.computed) > 1:
+            program = cls(tuple(tensors), tuple(_classes(tensors, has_rows=True)))
         # Ends: every round has a class less.
         while (joined := _with_joined_axes(program)) is not None:
             program = cls(tuple(joined), tuple(_classes(joined)))
@@ -79,6 +82,12 @@ class SymbolicProgram:
             if op not in results and not op.reduce_axes and any(self._is_wide(op, axis) for axis in op.axes)
         }
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether anything between inputs and results has an axis of a class that is not parallel."""
+        results = {tensor.op for tensor in self.tensors}
+        return any(self._is_wide(op, axis) for op in self.computed if op not in results for axis in op.axes)
+
     def _is_wide(self, op: ComputeOp, axis: Axis) -> bool:
         known = self.class_of(op, axis)
         return known is not None and not known.is_parallel
@@ -95,7 +104,8 @@ class SymbolicProgram:
         return tuple(next(iter(classes)) if len(classes) == 1 else None for classes in readers)
 
 
-def _classes(tensors: Sequence[Tensor]) -> Iterator[AxisClass]:
+def _classes(tensors: Sequence[Tensor], *, has_rows: bool = False) -> Iterator[AxisClass]:
+    """The classes of the axes. If blocks hold whole rows, `has_rows`, they are outside of all axes but the last."""
     computed = [op for op in post_order(tensors) if isinstance(op, ComputeOp)]
     results = {tensor.op for tensor in tensors if isinstance(tensor.op, ComputeOp)}
     axes = {(op, axis.name): axis for op in computed for axis in (*op.axes, *op.reduce_axes)}
@@ -124,7 +134,8 @@ def _classes(tensors: Sequence[Tensor]) -> Iterator[AxisClass]:
             and needed <= set(ops)
         )
         groups.append((frozenset(points), extents, is_parallel))
-    outer = _outer_axes(computed, {point for points, _, is_parallel in groups for point in points if is_parallel})
+    parallel = {point for points, _, is_parallel in groups for point in points if is_parallel}
+    outer = _outer_axes(computed, parallel, has_rows=has_rows)
     number = 0
     for members, extents, is_parallel in groups:
         if any(isinstance(extent, Dim) for extent in extents.values()) or (is_parallel and members & outer):
@@ -132,16 +143,16 @@ def _classes(tensors: Sequence[Tensor]) -> Iterator[AxisClass]:
             number += 1
 
 
-def _outer_axes(computed: Sequence[ComputeOp], parallel: Collection[Point]) -> set[Point]:
-    """The axes of a fixed extent outside of a symbolic axis of the last result, both `parallel`: blocks are outside of
-    them, so they have one point in a block. Neighbors in memory stay together.
+def _outer_axes(computed: Sequence[ComputeOp], parallel: Collection[Point], *, has_rows: bool) -> set[Point]:
+    """The axes of a fixed extent outside of a symbolic axis of the last result, both `parallel`, or outside of its last
+    axis: blocks are outside of them, so they have one point in a block. Neighbors in memory stay together.
     """
     if not computed:
         return set()
     last = computed[-1]
     neighbors = {indices[-1] for op in computed for _, indices in reads_of(op) if indices}
     symbolic = [number for number, axis in enumerate(last.axes) if is_symbolic(axis) and (last, axis.name) in parallel]
-    outside = last.axes[: max(symbolic, default=0)]
+    outside = last.axes[:-1] if has_rows else last.axes[: max(symbolic, default=0)]
     return {(last, axis.name) for axis in outside if (last, axis.name) in parallel and axis not in neighbors}
 
 

@@ -5,10 +5,11 @@ computes everything, with `MOST` iterations. Loops, schedules and passes see fix
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from retune.compiler.ir.dims import Dim
-from retune.compiler.ir.expr import Expr, Var
+from retune.compiler.ir.expr import BinaryOp, Expr, Var, binary, dim_expr
 from retune.compiler.ir.stmt import MOST_ITERATIONS
 from retune.compiler.ir.visit import substitute, transform
 from retune.compiler.schedule.axis_classes import AxisClass, SymbolicProgram
@@ -20,6 +21,23 @@ MOST = MOST_ITERATIONS
 """The extent of axes that are no part of a block: what is true of all their points is true of the first few, too."""
 MARK = "~"
 """Between the name of an axis and the number of its class."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSize:
+    """The `points` of a block along a class. Points past the end of a block that is `clamped` are the last point once
+    more, with the same results.
+    """
+
+    points: int
+    is_clamped: bool = False
+
+    def point(self, known: AxisClass, index: Expr) -> Expr:
+        """The point at `index` of a block of this size."""
+        point = origin_of(known) + index
+        if not self.is_clamped or known.extent is None:
+            return point
+        return binary(BinaryOp.MIN, point, dim_expr(known.extent - 1))
 
 
 def origin_of(known: AxisClass) -> Var:
@@ -36,8 +54,8 @@ def stand_in(extent: int, numbers: dict[str, int]) -> int:
     return numbers.setdefault(str(extent), MOST + 2 * len(numbers) + 1)
 
 
-def block_of(program: SymbolicProgram, sizes: Mapping[AxisClass, int], numbers: dict[str, int]) -> list[Tensor]:
-    """The tensors of a block of `sizes` points along the parallel classes; `numbers` are for `stand_in`. Inputs have
+def block_of(program: SymbolicProgram, sizes: Mapping[AxisClass, BlockSize], numbers: dict[str, int]) -> list[Tensor]:
+    """The tensors of a block of `sizes` along the parallel classes; `numbers` are for `stand_in`. Inputs have
     their whole shapes, and are read relative to the origins where that is the same for all reads.
     """
 
@@ -46,17 +64,19 @@ def block_of(program: SymbolicProgram, sizes: Mapping[AxisClass, int], numbers: 
             known = program.class_of(op, node)
             if not isinstance(node, Axis) or known is None:
                 return None
-            return Axis(f"{node.name}{MARK}{known.number}", sizes[known] if known.is_parallel else MOST, node.kind)
+            return Axis(
+                f"{node.name}{MARK}{known.number}", sizes[known].points if known.is_parallel else MOST, node.kind
+            )
 
         return rule
 
     def shape_of(op: PlaceholderOp) -> tuple[int, ...]:
         return tuple(stand_in(extent, numbers) for extent in op.shape)
 
-    return rebuild(program.tensors, shape_of, rule_of, partial(_shift, program))
+    return rebuild(program.tensors, shape_of, rule_of, partial(_shift, program, sizes))
 
 
-def _shift(program: SymbolicProgram, op: ComputeOp) -> Expr:
+def _shift(program: SymbolicProgram, sizes: Mapping[AxisClass, BlockSize], op: ComputeOp) -> Expr:
     """The body with absolute points, origin + axis, except where reads are relative to the origin."""
     relative: dict[Expr, Expr] = {}
 
@@ -73,7 +93,9 @@ def _shift(program: SymbolicProgram, op: ComputeOp) -> Expr:
 
     marked = transform(op.body, mark)
     parallel = [(axis, program.parallel_class(op, axis)) for axis in op.axes]
-    absolute: dict[Expr, Expr] = {axis: origin_of(known) + axis for axis, known in parallel if known is not None}
+    absolute: dict[Expr, Expr] = {
+        axis: sizes[known].point(known, axis) for axis, known in parallel if known is not None
+    }
     return substitute(substitute(marked, absolute), relative)
 
 

@@ -1,20 +1,23 @@
 """Kernels of programs with symbolic extents compute the definition for any sizes, 0 and 1 included."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from retune.compiler import te
 from retune.compiler.codegen.build import build_kernel, build_symbolic_kernel
-from retune.compiler.core.target import Target
+from retune.compiler.core.errors import ArtifactError
+from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.ir.expr import Var
-from retune.compiler.ir.stmt import For, LoopKind, Stmt
+from retune.compiler.ir.expr import Expr, dim_expr
+from retune.compiler.ir.stmt import For, Stmt
 from retune.compiler.lower import symbolic, symbolic_loops
 from retune.compiler.lower.block_placement import Region, regions_of
 from retune.compiler.lower.symbolic import Unsupported
 from retune.compiler.schedule.axis_classes import AxisClass
+from retune.compiler.schedule.blocks import BlockSize, origin_of
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.task import SearchTask
@@ -59,8 +62,8 @@ def test_thousands_of_symbolic_kernels_compute_the_definition(batch: int) -> Non
 
 def test_the_random_programs_include_every_kind() -> None:
     names = {random_symbolic_program(np.random.default_rng(seed))[-1].name for seed in range(60)}
-    assert {"y", "z", "joined", "biased", "masked"} <= names
-    assert len(PROGRAMS) == 7
+    assert {"y", "z", "o", "joined", "biased", "masked"} <= names
+    assert len(PROGRAMS) == 8
 
 
 def _product(rows: int, depth: int = 24, columns: int = 70) -> Program:
@@ -72,8 +75,9 @@ def _product(rows: int, depth: int = 24, columns: int = 70) -> Program:
 
 
 def test_points_that_no_block_covers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_last(known: AxisClass, largest: int, ratio: int) -> Iterator[Region]:
-        yield from list(regions_of(known, largest, ratio))[:-1]
+    def without_last(known: AxisClass, sizes: Sequence[BlockSize], *_: object) -> list[Region]:
+        *regions, last = regions_of(known, sizes)
+        return [*regions, replace(last, count=0)] if regions else [last]
 
     monkeypatch.setattr(symbolic, "regions_of", without_last)
     program, rng = _product(te.symbol("n")), np.random.default_rng(0)
@@ -84,8 +88,8 @@ def test_points_that_no_block_covers_are_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_terms_that_no_vector_covers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_tail(iteration: Var, lanes: For, extent: int) -> Stmt:
-        return For(iteration, extent // lanes.extent, LoopKind.SERIAL, lanes)
+    def without_tail(loop: For, lanes: For, extent: int, _: HardwareParams) -> Stmt:
+        return replace(loop, extent=extent // lanes.extent)
 
     monkeypatch.setattr(symbolic_loops, "_in_vectors", without_tail)
     n, rng = te.symbol("n"), np.random.default_rng(0)
@@ -96,6 +100,62 @@ def test_terms_that_no_vector_covers_are_found(monkeypatch: pytest.MonkeyPatch) 
     check(artifact, program, {"n": 128}, rng, threads=1)
     with pytest.raises(AssertionError):
         check(artifact, program, {"n": 130}, rng, threads=1)
+
+
+def _attention(queries: int, keys: int) -> Program:
+    q, key = te.placeholder((queries, 4), name="q"), te.placeholder((4, keys), name="key")
+    v = te.placeholder((keys, 16), name="v")
+    c, r, s, e = te.reduce_axis(4, "c"), *(te.reduce_axis(keys, name) for name in "rse")
+    scores = te.compute((queries, keys), lambda x, y: te.sum(q[x, c] * key[c, y], c), "scores")
+    largest = te.compute((queries,), lambda x: te.max(scores[x, r], r), "largest")
+    raised = te.compute((queries, keys), lambda x, y: te.exp(scores[x, y] - largest[x]), "raised")
+    total = te.compute((queries,), lambda x: te.sum(raised[x, s], s), "total")
+    shares = te.compute((queries, keys), lambda x, y: raised[x, y] / total[x], "shares")
+    return [q, key, v, te.compute((queries, 16), lambda x, y: te.sum(shares[x, e] * v[e, y], e), "o")]
+
+
+def test_longer_rows_are_in_blocks_of_fewer() -> None:
+    program, rng = _attention(te.symbol("n"), te.symbol("m")), np.random.default_rng(0)
+    artifact = build(program)
+    assert not isinstance(artifact, Unsupported)
+    for queries, keys in ((41, 1300), (41, 1600), (9, 6200), (3, 49_088)):
+        check(artifact, program, {"n": queries, "m": keys}, rng, threads=2)
+
+
+def test_rows_that_no_stack_holds_are_an_error() -> None:
+    program, rng = _attention(te.symbol("n"), te.symbol("m")), np.random.default_rng(0)
+    artifact = build(program)
+    assert not isinstance(artifact, Unsupported)
+    with pytest.raises(ArtifactError, match=r"no stack holds its rows for the sizes \{'m': 49089, 'n': 2\}"):
+        check(artifact, program, {"n": 2, "m": 49_089}, rng, threads=1)
+
+
+def test_a_softmax_takes_rows_of_any_length() -> None:
+    n, rng = te.symbol("n"), np.random.default_rng(0)
+    x, first, second = te.placeholder((2, n), name="x"), te.reduce_axis(n, "k"), te.reduce_axis(n, "l")
+    largest = te.compute((2,), lambda i: te.max(x[i, first], first), "largest")
+    raised = te.compute((2, n), lambda i, j: te.exp(x[i, j] - largest[i]), "raised")
+    total = te.compute((2,), lambda i: te.sum(raised[i, second], second), "total")
+    program = [x, te.compute((2, n), lambda i, j: raised[i, j] / total[i], "y")]
+    artifact = build(program)
+    assert not isinstance(artifact, Unsupported)
+    for length in (49_000, 49_152, 60_000):
+        check(artifact, program, {"n": length}, rng, threads=1)
+
+
+def test_a_last_row_that_no_block_computes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_early(self: BlockSize, known: AxisClass, index: Expr) -> Expr:
+        point = origin_of(known) + index
+        assert known.extent is not None
+        return te.minimum(point, dim_expr(known.extent - 2)) if self.is_clamped else point
+
+    program, rng = _attention(te.symbol("n"), te.symbol("m")), np.random.default_rng(0)
+    monkeypatch.setattr(BlockSize, "point", too_early)
+    artifact = build(program)
+    assert not isinstance(artifact, Unsupported)
+    check(artifact, program, {"n": 32, "m": 20}, rng, threads=1)
+    with pytest.raises(AssertionError):
+        check(artifact, program, {"n": 41, "m": 20}, rng, threads=1)
 
 
 def test_a_symbolic_product_has_the_bits_of_the_fixed_product() -> None:

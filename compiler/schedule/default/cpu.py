@@ -76,9 +76,11 @@ class _Large:
     depth: int
 
 
-def default_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple[Step, ...]:
-    """Steps of the default schedule of `dag`, with register tiles that fit the registers of `hardware`."""
-    blocks = find_row_blocks(dag)
+def default_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL, *, is_block: bool = False) -> tuple[Step, ...]:
+    """Steps of the default schedule of `dag`, with register tiles that fit the registers of `hardware`. A graph that
+    `is_block` has the rows of one block of two products.
+    """
+    blocks = find_row_blocks(dag, is_block=is_block)
     if blocks is not None:
         state = inlined_by_default(dag, {blocks.left}, hardware)
         return _plain(in_row_blocks(state, blocks, hardware, _vectorize))

@@ -11,6 +11,7 @@ from math import prod
 from retune.compiler.core.dtype import HALVES, item_bytes
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Const
+from retune.compiler.ir.stmt import MOST_ITERATIONS
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.product_tiles import (
     as_tile,
@@ -57,8 +58,8 @@ def row_block(rows: int, copies: int, row_bytes: int) -> int:
     return max((size for size in tiled if copies * rows >= size * _LEAST_BLOCKS), default=0)
 
 
-def find_row_blocks(dag: ComputeDAG) -> RowBlocks | None:
-    """The two products of a graph and the rows between them.
+def find_row_blocks(dag: ComputeDAG, *, is_block: bool = False) -> RowBlocks | None:
+    """The two products of a graph and the rows between them; if the graph itself `is_block`, all its rows.
 
     None unless each row of the second product needs only that row of the scores, and everything between can be computed
     in one buffer: then a block fits the stack.
@@ -75,7 +76,7 @@ def find_row_blocks(dag: ComputeDAG) -> RowBlocks | None:
         return None
     shape, dtypes = dag.ops[first].shape, dag.ops[first].dtypes
     rows = shape[row_axes[first]]
-    size = row_block(rows, prod(shape[:-1]) // rows, shape[-1] * item_bytes(dtypes[0]))
+    size = rows if is_block else row_block(rows, prod(shape[:-1]) // rows, shape[-1] * item_bytes(dtypes[0]))
     return RowBlocks(first, left, second, size) if size else None
 
 
@@ -145,7 +146,10 @@ def in_row_blocks(
     columns -= columns % pair if columns >= _MANY_STRIPS * pair else 0
     tiles = BlockTiles(
         blocks.rows,
-        register_tile(blocks.rows, columns, hardware, _factor_type(state, first), depth),
+        # A strip of a symbolic number of columns divides the most that there may be.
+        register_tile(
+            blocks.rows, columns, hardware, _factor_type(state, first), depth, divides=columns >= MOST_ITERATIONS
+        ),
         register_tile(blocks.rows, axes_of(state, second)[-1].extent, hardware, _factor_type(state, second)),
     )
     state = placed_in_blocks(state, blocks, tiles)

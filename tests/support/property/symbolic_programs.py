@@ -144,6 +144,39 @@ def softmax(rng: np.random.Generator) -> Program:
     return [x, te.compute((rows, columns), lambda i, j: raised[i, j] / total[i], "y")]
 
 
+def attention(rng: np.random.Generator) -> Program:
+    """Two products around a softmax of the rows between them, of a symbolic length or two."""
+    b, heads, depth = _dim(rng, "b", 3), int(rng.integers(1, 4)), int(rng.integers(1, 40))
+    n = te.symbol("n")
+    m = n if rng.integers(2) else _dim(rng, "m", 40)
+    width = depth if rng.integers(2) else int(rng.integers(1, 40))
+    turned = rng.integers(2)
+    q, v = te.placeholder((b, n, heads, depth), name="q"), te.placeholder((b, m, heads, width), name="v")
+    key = te.placeholder((b, heads, depth, m) if turned else (b, m, heads, depth), name="key")
+    c, r, s, e = te.reduce_axis(depth, "c"), *(te.reduce_axis(m, name) for name in "rse")
+
+    def product(i: Expr, h: Expr, x: Expr, y: Expr) -> Expr:
+        return te.sum(q[i, x, h, c] * (key[i, h, c, y] if turned else key[i, y, h, c]), c)
+
+    scores = te.compute((b, heads, n, m), product, "scores")
+    inputs = [q, key, v]
+    match rng.integers(3):
+        case 0:
+            mask = te.placeholder((b, m), name="mask")
+            inputs.append(mask)
+            scores = te.compute((b, heads, n, m), lambda i, h, x, y: scores[i, h, x, y] * 0.3 + mask[i, y], "added")
+        case 1:
+            scores = te.compute(
+                (b, heads, n, m), lambda i, h, x, y: te.if_then_else(y <= x, scores[i, h, x, y], -1e4), "causal"
+            )
+    largest = te.compute((b, heads, n), lambda i, h, x: te.max(scores[i, h, x, r], r), "largest")
+    raised = te.compute((b, heads, n, m), lambda i, h, x, y: te.exp(scores[i, h, x, y] - largest[i, h, x]), "raised")
+    total = te.compute((b, heads, n), lambda i, h, x: te.sum(raised[i, h, x, s], s), "total")
+    shares = te.compute((b, heads, n, m), lambda i, h, x, y: raised[i, h, x, y] / total[i, h, x], "shares")
+    shape = (b, n, heads, width)
+    return [*inputs, te.compute(shape, lambda i, x, h, y: te.sum(shares[i, h, x, e] * v[i, e, h, y], e), "o")]
+
+
 def norm(rng: np.random.Generator) -> Program:
     """A normalization of rows, over a fixed or symbolic length."""
     rows, columns = te.symbol("m"), _dim(rng, "n", 90)
@@ -184,7 +217,7 @@ def moved(rng: np.random.Generator) -> Program:
     return [table, ids, te.compute((m, n, inner), lambda i, j, c: table[ids[i, j], c] + 1.0, "y")]
 
 
-PROGRAMS = (dense, batch_matmul, elementwise, reduction, softmax, norm, moved)
+PROGRAMS = (dense, batch_matmul, elementwise, reduction, softmax, attention, norm, moved)
 
 
 def random_symbolic_program(rng: np.random.Generator) -> Program:
