@@ -114,7 +114,7 @@ def _views(part: LoopFunction, program: SymbolicProgram) -> dict[Buffer, tuple[A
 
 
 def in_series(region: Region, body: Stmt, number: int) -> Stmt:
-    """The blocks of a region one after another."""
+    """The blocks of a region in turn."""
     iteration = Var(f"iteration{MARK}{number}")
     placed_body = Let(origin_of(region.known), _origin(region, iteration), MOST, body)
     return For(iteration, region.count, LoopKind.SERIAL, placed_body)

@@ -27,6 +27,8 @@ _BLOCK_ROWS = 32
 """Rows of a block of two products: every block reads all of both other factors."""
 _FEW_ROWS = 8
 """Rows of the last blocks of two products. A single row has a block only if fewer rows are too long."""
+_MOST_HEIGHTS = 8
+"""The tallest tile for which blocks of every smaller height are built: each is another part of the code."""
 POINT = BlockSize(1)
 """The size of the smallest blocks."""
 
@@ -57,7 +59,11 @@ class BlockPlan:
         points = self.sizes[known].points
         if self.keeps_rows and points > 1:
             return [BlockSize(points), BlockSize(_FEW_ROWS, is_clamped=True), POINT]
-        return list(sizes_of(points, _COLUMN_RATIO if known is self.columns else 2))
+        if known is self.columns:
+            return list(sizes_of(points, _COLUMN_RATIO))
+        # The rows that are left are in one tile, or two of a tall tile: each reads the other factor.
+        smaller = points - 1 if points <= _MOST_HEIGHTS else points // 2
+        return [BlockSize(height) for height in (points, *range(smaller, 0, -1))]
 
     @classmethod
     def of(cls, program: SymbolicProgram, hardware: HardwareParams, stand_ins: dict[str, int]) -> "BlockPlan":

@@ -45,7 +45,7 @@ from retune.compiler.te.tensor import RANKS, SCATTERS, ComputeOp, PlaceholderOp,
 _MARGIN = 16 << 10
 """Bytes of the stack that code generation and LLVM may use beside the buffers of a block."""
 _FAR = MOST >> 10
-"""More iterations than any loop of a block has, unless it is a part of one over a symbolic axis."""
+"""More iterations than any loop of a block has, unless it is a part of a loop over a symbolic axis."""
 
 
 @dataclass(frozen=True, slots=True)

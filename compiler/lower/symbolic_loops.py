@@ -27,7 +27,7 @@ _ITEM_BYTES = 4
 
 def bounded(loop: For, classes: Sequence[AxisClass], hardware: HardwareParams) -> Stmt | None:
     """A loop of `MOST` iterations over a class of axes, with the extent of the class; or such a loop cut into an outer
-    loop and one over lanes, as of a reduction in vectors, or of the strips of a product. None for other loops, and
+    loop and a loop over lanes, as of a reduction in vectors, or of the strips of a product. None for other loops, and
     where there is no such form.
     """
     axis = _axis_of(loop)

@@ -15,8 +15,9 @@ from retune.compiler.ir.expr import Expr, dim_expr
 from retune.compiler.ir.stmt import For, Stmt
 from retune.compiler.lower import symbolic, symbolic_loops
 from retune.compiler.lower.block_placement import Region, regions_of
+from retune.compiler.lower.block_plan import BlockPlan
 from retune.compiler.lower.symbolic import Unsupported
-from retune.compiler.schedule.axis_classes import AxisClass
+from retune.compiler.schedule.axis_classes import AxisClass, SymbolicProgram
 from retune.compiler.schedule.blocks import BlockSize, origin_of
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import default_steps
@@ -84,7 +85,7 @@ def test_points_that_no_block_covers_are_found(monkeypatch: pytest.MonkeyPatch) 
     artifact = build(program)
     assert not isinstance(artifact, Unsupported)
     with pytest.raises(AssertionError):
-        check(artifact, program, {"n": 33}, rng, threads=1)
+        check(artifact, program, {"n": 841}, rng, threads=1)
 
 
 def test_terms_that_no_vector_covers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +157,16 @@ def test_a_last_row_that_no_block_computes_is_found(monkeypatch: pytest.MonkeyPa
     check(artifact, program, {"n": 32, "m": 20}, rng, threads=1)
     with pytest.raises(AssertionError):
         check(artifact, program, {"n": 41, "m": 20}, rng, threads=1)
+
+
+@pytest.mark.parametrize(("columns", "tallest"), [(70, 8), (24, 14)])
+def test_rows_that_are_left_run_in_tiles_of_their_height(columns: int, tallest: int) -> None:
+    program = SymbolicProgram.of(_product(te.symbol("n"), columns=columns), keeps_rows=True)
+    plan = BlockPlan.of(program, HardwareParams(num_cores=1, vector_unit_bytes=64), {})
+    (rows,) = plan.outer
+    first, *smaller = [size.points for size in plan.sizes_of(rows)]
+    assert first <= tallest
+    assert smaller == list(range(first // 2 if first > 8 else first - 1, 0, -1))
 
 
 def test_a_symbolic_product_has_the_bits_of_the_fixed_product() -> None:
