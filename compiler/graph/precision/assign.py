@@ -30,7 +30,6 @@ from retune.compiler.graph.precision.layers import (
     DYNAMIC,
     INT8,
     MOVES,
-    WEIGHTS,
     Assignment,
     channel_axis,
     layers_of,
@@ -144,9 +143,6 @@ class _Writer:
             return self._between(builder, before, node)
         if form == DYNAMIC:
             return self._dynamic(builder, before)
-        if form == WEIGHTS:
-            weight = self._weight(builder, before)
-            return builder.emit(node.op, [node.inputs[0], weight], node.attrs, name=before.output, output=node.output)
         operands = [self._operand(builder, before, name, form) for name in before.inputs]
         result = builder.emit(node.op, operands, node.attrs, name=before.output, output=node.output)
         if form == INT8:

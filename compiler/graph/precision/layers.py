@@ -7,14 +7,13 @@ from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.passes.byte_products import MOST_PRODUCTS
 
 FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
-DYNAMIC, WEIGHTS = "int8-dynamic", "int8-weights"
-FORMS = (BFLOAT16, INT8, DYNAMIC, WEIGHTS)
+DYNAMIC = "int8-dynamic"
+FORMS = (BFLOAT16, INT8, DYNAMIC)
 """Precisions of a layer besides float32.
 
 bfloat16      operands are rounded, sums are float32
 int8          bytes with scales that are known before the network runs, sums are int32
 int8-dynamic  as int8, but the scale of the activations is computed at run time; each row of a matrix has its own
-int8-weights  weights are stored as bytes, all arithmetic is in float32
 """
 
 PRODUCTS = ("dense", "batch_matmul", "conv2d", "conv3d", "conv_transpose2d")
@@ -67,7 +66,7 @@ def _forms(graph: Graph, node: Node) -> tuple[str, ...]:
         return (BFLOAT16, INT8)
     if not has_weights or node.op not in ("dense", "conv2d"):
         return (BFLOAT16,)
-    return FORMS if node.op == "dense" else FORMS[:3]
+    return FORMS
 
 
 def _channels(node: Node, shape: Sequence[int]) -> int:

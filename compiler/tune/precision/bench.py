@@ -12,6 +12,7 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import BuildError, ChosenProgram, reuse_kernels
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.partition.memoize import SharedConstants, cache_constants
 from retune.compiler.graph.precision.assign import OPERAND_OF, assign_precisions
 from retune.compiler.graph.precision.layers import Assignment, layers_of, values_read
 from retune.compiler.measure.record import TaskProgram
@@ -25,8 +26,12 @@ from retune.compiler.tune.precision.samples import Sample
 
 _ROUNDS = 4
 """How often each form is timed, in turn, so that a noisy moment hits all forms alike."""
-_KEPT_BYTES = 2 << 30
-"""Of the constants of compiled forms that are kept: a choice is run, timed, and timed again."""
+_KEPT = 1.0
+"""Most bytes of the compiled forms that are kept, beside what they share with float32, relative to the constants of the
+graph: a choice is run, timed, and timed again.
+"""
+_MOST_REPEATS, _LEAST_REPEATS, _PASS_SECONDS = 10, 3, 0.05
+"""Runs of a network in one pass: as many as take so long, between these bounds."""
 
 
 @dataclass(slots=True)
@@ -45,27 +50,42 @@ class Bench:
     _exact: GraphExecutor | None = None
     _forms: list[tuple[Assignment, GraphExecutor]] = field(default_factory=list)
     _observer: tuple[tuple[str, ...], GraphExecutor] | None = None
+    _constants: SharedConstants = field(default_factory=SharedConstants)
 
     def compile(self, graph: Graph) -> GraphExecutor:
-        """An executor of a graph before the passes."""
-        extracted = extract_part(graph.name, graph, self.target, self.threads, self.winograd)
-        return executor_of(extracted.compile(self.best, build=self._build, metadata={}), self.threads)
+        """An executor of a graph before the passes. It shares constants with others."""
+        graph = replace(graph, constants=dict(graph.constants))  # which the compilation releases
+        with cache_constants(self._constants):
+            extracted = extract_part(graph.name, graph, self.target, self.threads, self.winograd)
+            network = extracted.compile(self.best, build=self._build, metadata={}, release=True)
+        return executor_of(network, self.threads)
 
     def compile_form(self, assignment: Assignment) -> GraphExecutor:
         """An executor of the network with layers in the precisions of `assignment`. The last executors are kept."""
+        if not assignment.layers:
+            return self.float32()
         for number, (known, executor) in enumerate(self._forms):
             if known == assignment:
                 self._forms.append(self._forms.pop(number))
                 return executor
         executor = self.compile(assign_precisions(self.graph, assignment))
         self._forms.append((assignment, executor))
-        while len(self._forms) > 1 and sum(_constant_bytes(kept) for _, kept in self._forms) > _KEPT_BYTES:
+        most = _KEPT * sum(array.nbytes for array in self.graph.constants.values())
+        while len(self._forms) > 1 and self._kept_bytes() > most:
             del self._forms[0]
         return executor
 
+    def _kept_bytes(self) -> int:
+        """Bytes that the kept forms hold beside the network in float32."""
+        networks = [executor.network for _, executor in self._forms]
+        constants = {id(array): array.nbytes for network in networks for array in network.constants.values()}
+        for array in self.float32().network.constants.values():
+            constants.pop(id(array), None)
+        return sum(constants.values()) + sum(network.plan.arena_bytes for network in networks)
+
     def float32(self) -> GraphExecutor:
         """An executor of the network in float32, which is compiled once."""
-        self._exact = self._exact or self.compile_form(Assignment())
+        self._exact = self._exact or self.compile(self.graph)
         return self._exact
 
     def observe(self, sample: Sample) -> dict[str, Array]:
@@ -87,21 +107,25 @@ class Bench:
         return list(built)
 
 
-def _constant_bytes(executor: GraphExecutor) -> int:
-    return sum(array.nbytes for array in executor.network.constants.values())
-
-
 def run(executor: GraphExecutor, sample: Sample) -> list[Array]:
     """The outputs of a network."""
     executor.run(**sample)
     return [executor.get_output(index) for index in range(executor.get_num_outputs())]
 
 
-def seconds_in_turn(executors: Sequence[GraphExecutor]) -> list[float]:
+def seconds_in_turn(executors: Sequence[GraphExecutor], rounds: int = _ROUNDS) -> list[float]:
     """Seconds of a run of each network: the least of the medians of several passes."""
-    evaluator = TimeEvaluator(repeat=10, min_repeat_ms=1)
-    passes = [[executor.benchmark(evaluator).median for executor in executors] for _ in range(_ROUNDS)]
+    evaluators = [_evaluator(executor) for executor in executors]
+    pairs = list(zip(executors, evaluators, strict=True))
+    passes = [[executor.benchmark(evaluator).median for executor, evaluator in pairs] for _ in range(rounds)]
     return [min(seconds) for seconds in zip(*passes, strict=True)]
+
+
+def _evaluator(executor: GraphExecutor) -> TimeEvaluator:
+    """How to time a pass of a network, by the time that one run takes."""
+    seconds = executor.benchmark(TimeEvaluator()).median
+    repeat = min(max(round(_PASS_SECONDS / seconds), _LEAST_REPEATS), _MOST_REPEATS)
+    return TimeEvaluator(repeat=repeat, min_repeat_ms=1)
 
 
 def times_of_layers(forms: Mapping[str, GraphExecutor], layers: Sequence[str]) -> dict[str, dict[str, float]]:

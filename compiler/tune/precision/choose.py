@@ -36,8 +36,12 @@ from retune.compiler.tune.precision.sensitivity import Unit
 
 _ATTEMPTS = 5
 """Choices that are compiled before layers are repaired."""
+_TRIFLE = 0.01
+"""Share of the seconds in float32: what a further attempt might save beyond the last must be more."""
 _MARGIN = 0.9
 """Share of the tolerance that `auto` uses: errors on other inputs, and of tuned programs, differ from the measured."""
+_NEAR = 1.2
+"""A choice that takes more of the time of the fastest in a first round is timed no further."""
 _CURVE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 """Tolerances of the curve in the report."""
 
@@ -150,7 +154,8 @@ class _Auto:
         return {layer: form for unit, form in chosen.items() for layer in unit}
 
     def _measure(self, chosen: Mapping[Unit, str]) -> float:
-        return self.costs.error(self._layers_in(chosen))
+        """The error on all samples where it is within the limit, else that of a sample that is above."""
+        return self.costs.error(self._layers_in(chosen), self._limit)
 
     def _gain(self, chosen: Mapping[Unit, str]) -> float:
         seconds = self.costs.seconds
@@ -161,9 +166,10 @@ class _Auto:
         allowed = limit = self._limit
         best: dict[Unit, str] = {}
         low, high, last = 0.0, math.inf, dict[Unit, str]()
+        trifle = _TRIFLE * sum(self.costs.times[FLOAT32].values())
         for _ in range(_ATTEMPTS):
             chosen = self._solve(limit)
-            if not chosen or chosen == last:
+            if not chosen or chosen == last or (best and self._gain(chosen) < self._gain(best) + trifle):
                 break
             error, last = self._measure(chosen), chosen
             if error <= allowed:
@@ -190,8 +196,12 @@ class _Auto:
             return different[0] if different else {}
         executors = [self.costs.executor(self._layers_in(choice)) for choice in different]
         with device_lock():
-            seconds = seconds_in_turn(executors)
-        return different[seconds.index(min(seconds))]
+            first = seconds_in_turn(executors, rounds=1)
+            near = [number for number, seconds in enumerate(first) if seconds <= _NEAR * min(first)]
+            if len(near) < 2:
+                return different[near[0]]
+            seconds = seconds_in_turn([executors[number] for number in near])
+        return different[near[seconds.index(min(seconds))]]
 
     def _repair(self, chosen: dict[Unit, str]) -> dict[Unit, str]:
         """The choice without the units of the largest errors, until the tolerance holds: first one becomes float32,

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+
 from retune.compiler.graph.precision.layers import FLOAT32, FORMS, INT8, Assignment, Layer, layers_of
 from retune.compiler.measure.processes.device_lock import device_lock
 from retune.compiler.runtime.artifact import Array
@@ -45,7 +47,8 @@ class Costs:
     @property
     def checked(self) -> Sequence[Sample]:
         """The samples that errors of whole networks are measured on."""
-        return self.held_out if self.held_out is self.samples else [*self.samples, *self.held_out]
+        # First those that no range covers: they err most, and tell soonest that a tolerance does not hold.
+        return self.held_out if self.held_out is self.samples else [*self.held_out, *self.samples]
 
     @cached_property
     def reference(self) -> list[list[Array]]:
@@ -73,13 +76,20 @@ class Costs:
         """The network with layers in these precisions."""
         return self.bench.compile_form(Assignment(layers, self.ranges if INT8 in layers.values() else {}))
 
-    def error(self, layers: Mapping[str, str]) -> float:
-        """The error at the outputs, on all samples, of a network with layers in these precisions."""
+    def error(self, layers: Mapping[str, str], most: float = np.inf) -> float:
+        """The error at the outputs, on all samples, of a network with layers in these precisions; that of one sample
+        where it exceeds `most`.
+        """
         key = frozenset(layers.items())
-        if key not in self._errors:
-            executor = self.executor(layers)
-            outputs = [run(executor, sample) for sample in self.checked]
-            self._errors[key] = error_of(self.metric, outputs, self.reference)
+        if key in self._errors:
+            return self._errors[key]
+        executor, outputs = self.executor(layers), list[list[Array]]()
+        for sample, reference in zip(self.checked, self.reference, strict=True):
+            outputs.append(run(executor, sample))
+            # Top-1 is a share of all samples.
+            if self.metric != "top1" and (error := error_of(self.metric, outputs[-1:], [reference])) > most:
+                return error
+        self._errors[key] = error_of(self.metric, outputs, self.reference)
         return self._errors[key]
 
     @cached_property

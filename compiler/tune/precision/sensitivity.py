@@ -2,10 +2,10 @@
 
 Two compiled graphs measure all layers: the first computes the layers apart, in a precision, from operands in float32;
 the second is the float32 network with an input added to the result of every layer. The error of a layer, added there,
-runs through the rest of the network in float32.
+runs through the rest of the network in float32. Kernels before it run once for all layers, in the order of the network.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,10 @@ from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node, Value
 from retune.compiler.graph.precision.assign import assign_precisions
 from retune.compiler.graph.precision.layers import Assignment, Layer
+from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
+from retune.compiler.runtime.executor.placement import HOST
+from retune.compiler.runtime.executor.plan import BufferKind
 from retune.compiler.tune.precision.bench import Bench, run
 from retune.compiler.tune.precision.calibrate import Ranges
 from retune.compiler.tune.precision.errors import error_of
@@ -90,6 +93,60 @@ def layers_apart(graph: Graph, layers: Sequence[str]) -> tuple[Graph, dict[str, 
     return builder.finish(results), {new: operand for operand, new in inputs.items()}
 
 
+class _Suffixes:
+    """Runs a network from `with_added_errors`, whose other inputs are set, again and again from where an error is
+    added: what the kernels before computed is kept.
+    """
+
+    def __init__(self, executor: GraphExecutor) -> None:
+        self.executor = executor
+        plan = executor.network.plan
+        self._calls = executor.calls_on(HOST)
+        self._touched = [{plan.buffers[number].storage for number in call.buffers} for call in plan.calls]
+        self._intermediates = [
+            number
+            for number, buffer in enumerate(plan.buffers)
+            if buffer.kind is BufferKind.INTERMEDIATE and buffer.storage == number
+        ]
+        names = {number: plan.buffers[number].name for number in plan.inputs}
+        self._zeros = {
+            name: np.zeros(plan.buffers[number].shape, np.float32)
+            for number, name in names.items()
+            if name.startswith(_ADDED)
+        }
+        executor.set_input(**self._zeros)
+        count = len(self._calls)  # of a layer that no output depends on
+        self._first = {
+            name.removeprefix(_ADDED): next((i for i, roots in enumerate(self._touched) if number in roots), count)
+            for number, name in names.items()
+            if name in self._zeros
+        }
+
+    def outputs_with(self, errors: Mapping[str, Array], units: Sequence[Unit]) -> Iterator[tuple[Unit, list[Array]]]:
+        """Each unit, and the outputs where the errors of its layers are added."""
+        executor, begun = self.executor, 0
+        for first, unit in sorted((min(self._first[layer] for layer in unit), unit) for unit in units):
+            self._run(begun, first)
+            begun = first
+            kept = [(array, array.copy()) for array in self._alive(first)]
+            added = {_ADDED + layer: errors[layer] for layer in unit}
+            executor.set_input(**added)
+            self._run(first, len(self._calls))
+            yield unit, [executor.get_output(index) for index in range(executor.get_num_outputs())]
+            executor.set_input(**{name: self._zeros[name] for name in added})
+            for array, before in kept:
+                np.copyto(array, before)
+
+    def _run(self, first: int, last: int) -> None:
+        for call in self._calls[first:last]:
+            call()
+
+    def _alive(self, first: int) -> list[Array]:
+        """The intermediate values that calls before `first` compute and later calls read."""
+        before, after = set().union(*self._touched[:first]), set().union(*self._touched[first:])
+        return [self.executor.value(number) for number in self._intermediates if number in before & after]
+
+
 @dataclass(slots=True)
 class Sensitivity:
     """Measures errors of units of layers on a few samples."""
@@ -102,24 +159,18 @@ class Sensitivity:
     def measure(self, forms: Mapping[str, Sequence[Unit]]) -> dict[tuple[Unit, str], float]:
         """The error at the outputs of each unit in each precision that `forms` has it under."""
         layers = list(dict.fromkeys(layer for units in forms.values() for unit in units for layer in unit))
-        graph, zeros = self.bench.graph, {}
-        executor = self.bench.compile(with_added_errors(graph, layers))
-        for name in layers:
-            zeros[_ADDED + name] = np.zeros(graph.values[name].shape, np.float32)
-        executor.set_input(**zeros)
-        observed = [self.bench.observe(sample) for sample in self.samples]
+        network = _Suffixes(self.bench.compile(with_added_errors(self.bench.graph, layers)))
         worst: dict[tuple[Unit, str], float] = {}
         for form, units in forms.items():
             own = list(dict.fromkeys(layer for unit in units for layer in unit))
             apart, operands = self._apart(own, form)
-            for sample, values in zip(self.samples, observed, strict=True):
-                reference = run(executor, sample)
+            for sample in self.samples:
+                values = self.bench.observe(sample)
                 results = run(apart, {new: values[name] for new, name in operands.items()})
                 errors = {layer: result - values[layer] for layer, result in zip(own, results, strict=True)}
-                for unit in units:
-                    added = {_ADDED + layer: errors[layer] for layer in unit}
-                    outputs = run(executor, {**sample, **added})
-                    executor.set_input(**{name: zeros[name] for name in added})
+                del values, results  # as large as all activations together
+                reference = run(network.executor, sample)
+                for unit, outputs in network.outputs_with(errors, units):
                     error = error_of(self.metric, [outputs], [reference])
                     worst[unit, form] = max(error, worst.get((unit, form), 0.0))
         return worst

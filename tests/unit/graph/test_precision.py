@@ -14,7 +14,6 @@ from retune.compiler.graph.precision.layers import (
     DYNAMIC,
     FORMS,
     INT8,
-    WEIGHTS,
     Assignment,
     is_quantized,
     layers_of,
@@ -77,7 +76,7 @@ def assigned(graph: Graph, x: Array, form: str, *, without: str = "") -> Graph:
     return assign_precisions(graph, Assignment(layers, ranges_of(graph, x)))
 
 
-@pytest.mark.parametrize(("form", "bound"), [(BFLOAT16, 0.02), (INT8, 0.05), (DYNAMIC, 0.05), (WEIGHTS, 0.02)])
+@pytest.mark.parametrize(("form", "bound"), [(BFLOAT16, 0.02), (INT8, 0.05), (DYNAMIC, 0.05)])
 @pytest.mark.parametrize("make", [block, attention])
 def test_a_form_computes_nearly_what_float32_does(make: object, form: str, bound: float) -> None:
     graph = make()  # type: ignore[operator]

@@ -1,9 +1,11 @@
-"""What is computed on large constants, remembered."""
+"""Results computed from large constants: remembered, or shared."""
+
+import weakref
 
 import numpy as np
 
 from retune.compiler.graph.ir import Array
-from retune.compiler.graph.partition.memoize import MemoizedConstants, cache_constants, memoize
+from retune.compiler.graph.partition.memoize import MemoizedConstants, SharedConstants, cache_constants, memoize
 
 LARGE = np.ones((512, 600), np.float32)
 
@@ -55,3 +57,31 @@ def test_a_small_operand_counts_by_its_content() -> None:
     found = [store.result("x", [LARGE, np.array([number], np.float32)], lambda: np.zeros(1)) for number in (1, 1, 2)]
     assert found[0] is found[1]
     assert found[0] is not found[2]
+
+
+def test_equal_read_only_results_are_one_array_while_it_is_held() -> None:
+    store = SharedConstants()
+
+    def result(number: float, index: int = 0) -> Array:
+        array = LARGE.copy()
+        array.reshape(-1)[index] = number
+        array.flags.writeable = False
+        return store.result("pack", [], lambda: array)
+
+    first = result(2.0)
+    assert result(2.0) is first
+    assert result(2.0, index=1) is not first
+    assert result(3.0) is not first
+    assert store.result("pack", [], first.copy) is not first  # somebody may write to it
+    holder = weakref.ref(first)
+    del first
+    assert holder() is None
+
+
+def test_arrays_that_differ_between_the_sampled_elements_are_not_shared() -> None:
+    store = SharedConstants()
+    first, other = LARGE.copy(), LARGE.copy()
+    other.reshape(-1)[1] = 5.0
+    first.flags.writeable = other.flags.writeable = False
+    assert store.result("pack", [], lambda: first) is first
+    assert store.result("pack", [], lambda: other) is other

@@ -20,10 +20,12 @@ from retune.compiler.tune.precision import choose as module
 from retune.compiler.tune.precision import costs as costs_module
 from retune.compiler.tune.precision.bench import Bench, owners_of, run, times_of_layers
 from retune.compiler.tune.precision.choose import choose, choose_for_network
+from retune.compiler.tune.precision.costs import Costs
 from retune.compiler.tune.precision.request import PrecisionChoice, PrecisionRequest
+from retune.compiler.tune.precision.samples import hold_out
 from retune.compiler.tune.precision.sensitivity import Sensitivity
 
-SPEED = {FLOAT32: 4.0, BFLOAT16: 2.0, INT8: 1.0, DYNAMIC: 1.5, "int8-weights": 5.0}
+SPEED = {FLOAT32: 4.0, BFLOAT16: 2.0, INT8: 1.0, DYNAMIC: 1.5}
 
 
 def network() -> Graph:
@@ -67,7 +69,7 @@ def set_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
     set_times_of_layers(monkeypatch, times)
 
-    def seconds(executors: Sequence[Any]) -> list[float]:
+    def seconds(executors: Sequence[Any], **_: Any) -> list[float]:
         return [SPEED[of_form(executor)] for executor in executors]
 
     monkeypatch.setattr(module, "seconds_in_turn", seconds)
@@ -109,7 +111,7 @@ def test_auto_takes_one_form_where_a_mixture_is_slower(bench: Bench, monkeypatch
         of_layers = {FLOAT32: (4.0, 4.0, 4.0), INT8: (1.0, 3.0, 3.0), BFLOAT16: (2.0, 2.0, 2.0)}
         return {form: dict(zip(layers, of_layers.get(form, (1.0, 1.0, 1.0)), strict=True)) for form in forms}
 
-    def seconds(executors: Sequence[Any]) -> list[float]:
+    def seconds(executors: Sequence[Any], **_: Any) -> list[float]:
         dtypes = [{buffer.dtype for buffer in executor.network.plan.buffers} for executor in executors]
         return [3.0 if each >= {"uint8", "bfloat16"} else 2.0 if "bfloat16" in each else 4.0 for each in dtypes]
 
@@ -154,7 +156,21 @@ def test_auto_holds_every_metric(bench: Bench, metric: Any, tolerance: float) ->
     assert {layer.precision for layer in chosen.layers} != {FLOAT32}
 
 
-def test_errors_of_single_layers_are_those_of_networks_with_one_such_layer(bench: Bench) -> None:
+def residual() -> Graph:
+    """Seven layers, all of which read the result of the first: later values lie in the memory of earlier ones."""
+    rng = np.random.default_rng(0)
+    builder = GraphBuilder("residual", [Value("x", (4, 32), "float32")])
+    kernels = [builder.constant((rng.standard_normal((32, 32)) / 6).astype(np.float32), "w") for _ in range(7)]
+    first = builder.emit("relu", [builder.emit("dense", ["x", kernels[0]])])
+    y = first
+    for kernel in kernels[1:]:
+        y = builder.emit("add", [builder.emit("relu", [builder.emit("dense", [y, kernel])]), first])
+    return prepare(builder.finish({"y": y}))
+
+
+@pytest.mark.parametrize("make", [network, residual])
+def test_errors_of_single_layers_are_those_of_networks_with_one_such_layer(make: Any) -> None:
+    bench = Bench(make(), Target.host(), 1)
     names = [f"{node.output}" for node in bench.graph.nodes if node.op == "dense"]
     ranges = dict.fromkeys(bench.graph.values, (-4.0, 4.0))
     values = [{"x": sample} for sample in samples(2)]
@@ -167,6 +183,33 @@ def test_errors_of_single_layers_are_those_of_networks_with_one_such_layer(bench
             (a,), (b,) = run(made, sample), run(bench.float32(), sample)
             apart.append(np.abs(a - b).max() / np.abs(b).max())
         assert error == pytest.approx(max(apart), rel=1e-3), (unit, form)
+
+
+def test_forms_share_the_constants_of_layers_in_the_same_precision() -> None:
+    rng = np.random.default_rng(0)
+    builder, x = GraphBuilder("wide", [Value("x", (4, 256), "float32")]), "x"
+    for _ in range(2):
+        kernel = builder.constant(rng.standard_normal((256, 256)).astype(np.float32), "w")
+        x = builder.emit("relu", [builder.emit("dense", [x, kernel])])
+    bench = Bench(prepare(builder.finish({"y": x})), Target.host(), 1)
+    names = list(bench.graph.constants)
+    layers = [node.output for node in bench.graph.nodes if node.op == "dense"]
+
+    def large(executor: Any) -> set[int]:
+        return {id(array) for array in executor.network.constants.values() if array.nbytes > 1 << 16}
+
+    exact, mixed = bench.float32(), bench.compile_form(Assignment({layers[0]: BFLOAT16}))
+    assert len(large(exact)) == len(large(mixed)) == 2
+    assert len(large(exact) & large(mixed)) == 1
+    assert list(bench.graph.constants) == names  # compiling releases a copy
+
+
+def test_an_error_is_measured_until_a_sample_exceeds_the_most(bench: Bench) -> None:
+    costs = Costs(bench, "largest", *hold_out([{"x": sample} for sample in samples(8)]))
+    layers = costs.all_in(BFLOAT16)
+    whole = Costs(bench, "largest", costs.samples, costs.held_out).error(layers)
+    assert 0.0 < costs.error(layers, most=0.0) <= whole
+    assert costs.error(layers, most=whole) == costs.error(layers) == whole
 
 
 def test_a_quantized_network_is_taken_as_it_is(bench: Bench) -> None:
