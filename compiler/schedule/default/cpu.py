@@ -260,6 +260,8 @@ def _annotate(state: State, stage_id: int, hardware: HardwareParams) -> State:
     elif row_axis is not None:
         first = next(index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.REDUCTION)
         spatial = [index for index in spatial if index < first]
+    elif not stage.has_reduce_iter and len(spatial) > 1:
+        spatial = spatial[:-1]  # the elements of a row, as a norm's, become vectors
     state, fused = _in_parallel(state, stage_id, spatial, hardware)
     return state if transposed is None or not fused else _copy_block(state, stage_id, transposed)
 
