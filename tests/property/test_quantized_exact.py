@@ -259,6 +259,16 @@ def test_results_of_bytes_have_the_bits_of_the_definition(text: str, seed: int) 
     _check(text, [seed])
 
 
+@pytest.mark.parametrize("text", long_except(_TARGETS[:1], _TARGETS))
+def test_convolutions_of_few_channels_have_the_bits_of_the_definition(text: str) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng([seed, 9])
+        window = int(rng.integers(1, 5)), int(rng.integers(2, 8))
+        layer = _windows(rng, 1, int(rng.integers(1, 4)), int(rng.choice([5, 16, 24])), window)
+        for name, result in _results(layer, Target(text), seed):
+            np.testing.assert_array_equal(result, layer.expected, err_msg=f"{name}, {layer.graph}")
+
+
 def test_a_fused_or_approximate_operation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     emit, wrong = GraphBuilder.emit, {"rounded_mul": "mul", "true_div": "div"}
 

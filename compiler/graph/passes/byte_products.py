@@ -29,6 +29,8 @@ PRODUCTS = {
 # The largest product of a uint8 and an int8 has the magnitude 255 x 128.
 MOST_PRODUCTS = 2**31 // (255 * 128) - 1
 """Longer sums of products could overflow int32."""
+_TERMS = 4
+"""Products that an instruction sums."""
 _LEAST_TERMS = 16
 """Shorter sums cost less than the copies of their operands."""
 
@@ -120,6 +122,8 @@ def byte_product(builder: GraphBuilder, node: Node, x: str, weight: Array, zero:
         x = _filled_terms(builder, x, 1)
         weight = np.pad(weight, ((0, builder.value(x).shape[1] - len(weight)), (0, 0)))
     else:
+        if _is_thin(node, weight):
+            x, weight, attrs = _join_channels(builder, node, x, weight)
         attrs |= {"pad_value": zero, "window": ()}
         groups, axis = node.integer("groups"), 1
         if weight.shape[1] == 1 < groups == weight.shape[0] and weight.ndim == 4:
@@ -129,6 +133,31 @@ def byte_product(builder: GraphBuilder, node: Node, x: str, weight: Array, zero:
             weight = np.pad(weight, [(0, more if dim == axis else 0) for dim in range(weight.ndim)])
     operands = [x, builder.constant(weight.astype(np.int8), node.inputs[1])]
     return builder.emit(PRODUCTS[node.op], operands, attrs, name=name)
+
+
+def _is_thin(node: Node, weight: Array) -> bool:
+    """Whether a convolution reads pixels of fewer numbers than are summed together, next to each other."""
+    is_dense = node.op == "conv2d" and node.integer("groups") == 1 and node.ints("dilations")[-1] == 1
+    return is_dense and weight.shape[1] < _TERMS and weight.shape[3] > 1
+
+
+def _join_channels(builder: GraphBuilder, node: Node, x: str, weight: Array) -> tuple[str, Array, dict[str, Attribute]]:
+    """The input, weight and attributes of an equal convolution of a single channel, whose rows hold the channels of all
+    their pixels.
+
+    Terms that are summed together go on from pixel to pixel, and no channel is added to every pixel.
+    """
+    batch, channels, height, width = builder.value(x).shape
+    stride, (top, left, bottom, right) = node.ints("strides")[1], node.ints("pads")
+    steps = (width + left + right - weight.shape[3]) // stride
+    rows = weight.transpose(0, 2, 3, 1).reshape(len(weight), 1, weight.shape[2], -1)
+    rows = np.pad(rows, ((0, 0), (0, 0), (0, 0), (0, -rows.shape[3] % _TERMS)))
+    # As much padding as the last window needs, whose last terms may be zeros of the weight.
+    after = max(0, steps * stride * channels + rows.shape[3] - (width + left) * channels)
+    attrs = {**node.attrs, "strides": (node.ints("strides")[0], stride * channels)}
+    last = builder.emit("transpose", [x], {"perm": (0, 2, 3, 1)})
+    joined = builder.emit("reshape", [last], {"shape": (batch, 1, height, width * channels)})
+    return joined, rows, {**attrs, "pads": (top, left * channels, bottom, after)}
 
 
 def _phases(builder: GraphBuilder, node: Node, x: str, weight: Array, zero: int) -> str:

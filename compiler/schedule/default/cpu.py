@@ -252,6 +252,10 @@ def _annotate(state: State, stage_id: int, hardware: HardwareParams) -> State:
     stage = state.stages[stage_id]
     spatial = [index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.SPATIAL]
     tiled = transposed is None and needs_multi_level_tiling(state.dag, stage_id)
+    if _is_padding(state, stage_id):
+        # A border around rows of single elements, as of joined channels: these are neighbors.
+        while len(spatial) > 1 and stage.iters[spatial[-1]].extent == 1:
+            spatial.pop()
     last = spatial[-1]
     if not tiled and stage.iters[last].extent != 1 and not reduces_rows(state.dag, stage_id):
         state = state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
@@ -264,6 +268,11 @@ def _annotate(state: State, stage_id: int, hardware: HardwareParams) -> State:
         spatial = spatial[:-1]  # the elements of a row, as a norm's, become vectors
     state, fused = _in_parallel(state, stage_id, spatial, hardware)
     return state if transposed is None or not fused else _copy_block(state, stage_id, transposed)
+
+
+def _is_padding(state: State, stage_id: int) -> bool:
+    op = state.stages[stage_id].op
+    return isinstance(op, ComputeOp) and isinstance(op.body, Select) and not op.reduce_axes
 
 
 def _in_parallel(state: State, stage_id: int, loops: Sequence[int], hardware: HardwareParams) -> tuple[State, int]:
