@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from retune.compiler.core.errors import ScheduleError
+from retune.compiler.ir.affine import Affine
 from retune.compiler.ir.expr import Expr
 from retune.compiler.schedule.bounds import (
     Loop,
@@ -21,8 +22,18 @@ from retune.compiler.schedule.default.fused_parts import FusedPart, cover_fused_
 from retune.compiler.schedule.inlining import counts_of, inlined_stages, reads_of
 from retune.compiler.schedule.linear import Linear, LoopKey, linearize
 from retune.compiler.schedule.relations import buffer_strides
-from retune.compiler.schedule.state import Attached, Number, State
-from retune.compiler.te.tensor import ComputeOp, Tensor
+from retune.compiler.schedule.state import (
+    BLOCK_LOOPS,
+    THREAD_LOOPS,
+    Annotation,
+    Attached,
+    IterKind,
+    Number,
+    State,
+)
+from retune.compiler.te.tensor import ComputeOp, ScanOp, Tensor
+
+_LAUNCHED = (*BLOCK_LOOPS, *THREAD_LOOPS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +59,9 @@ class StageNest:
     loops: tuple[Loop, ...]
     """All loops around it, outermost first."""
     own: int
-    """How many of these, the last, are the stage's own; the others belong to the stages around it."""
+    """How many of these, the last, are the stage's own; the others belong to the stages around it, or are the steps of
+    a scan.
+    """
     write: Access
     reads: tuple[Access, ...]
     ops: OpCounts
@@ -57,6 +70,8 @@ class StageNest:
     """Shape of the stage's whole result; None: that of the operation."""
     more_writes: tuple[Access, ...] = ()
     pipeline: tuple[str, Number] | None = None
+    steps: int = 0
+    """1 if the first loop is that over the steps of a scan."""
 
     @property
     def writes(self) -> tuple[Access, ...]:
@@ -81,7 +96,11 @@ def _nest(
     op = stage.op
     if not isinstance(op, ComputeOp):
         raise ScheduleError(f"{op.name} is an input and has no statement")
+    steps = _steps_around(state, stage_id)
     leaves = axis_values(op, own_bounds)
+    if steps is not None:
+        extents = {**extents, steps[1].key: steps[1].extent}
+        leaves[steps[0].step] = Affine(steps[0].first, {steps[1].key: 1})
     fused_parts = fused_parts_of(bounds)
     inlined = inlined_stages(state)
     forms = _Forms(leaves, extents)
@@ -98,10 +117,12 @@ def _nest(
     counts = counts_of(state.dag, stage_id, inlined)
     attached = isinstance(stage.location, Attached)
     loops = (*own_bounds.outer, *own_bounds.own)
+    # A GPU launches a kernel for each step: its kernels have no loop over the steps.
+    is_inside = steps is not None and not any(loop.annotation in _LAUNCHED for loop in loops)
     return StageNest(
         stage=stage_id,
         op=op,
-        loops=loops,
+        loops=(steps[1], *loops) if steps is not None and is_inside else loops,
         own=len(own_bounds.own),
         write=writes[0],
         reads=tuple(reads),
@@ -110,7 +131,17 @@ def _nest(
         whole=stage.shape,
         more_writes=tuple(writes[1:]),
         pipeline=stage.pipeline,
+        steps=int(is_inside),
     )
+
+
+def _steps_around(state: State, stage_id: int) -> tuple[ScanOp, Loop] | None:
+    """The scan whose steps compute a stage, and the loop over them."""
+    number = state.dag.scan_of.get(stage_id)
+    scan = None if number is None else state.dag.ops[number]
+    if number is None or not isinstance(scan, ScanOp):
+        return None
+    return scan, Loop((number, scan.step.name), scan.steps, IterKind.REDUCTION, Annotation.NONE)
 
 
 class _Forms:

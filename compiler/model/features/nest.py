@@ -158,13 +158,14 @@ def _may_be_vector(loop: Loop) -> bool:
 
 def _parallel_flags(nest: StageNest, choices: LoopChoices, real: Flags) -> Flags:
     flags = np.zeros_like(real)
-    chosen = np.asarray(choices.parallel.get(nest.loops[0].key[0], 0)) if nest.loops else np.asarray(0)
-    root = nest.loops[0].key[0] if nest.loops else -1
+    # Threads divide loops inside the steps of a scan.
+    root = nest.loops[nest.steps].key[0] if len(nest.loops) > nest.steps else -1
+    chosen = np.asarray(choices.parallel.get(root, 0))
     for index, loop in enumerate(nest.loops):
         if loop.annotation is Annotation.PARALLEL:
             flags[index] = real[index]
         elif loop.key[0] == root:
-            flags[index] = real[index] & (chosen > index)
+            flags[index] = real[index] & (chosen > index - nest.steps)
     return flags
 
 

@@ -300,3 +300,20 @@ def test_whole_numbers_have_an_intensity_as_floats_have() -> None:
     assert whole["parallel_grain"] == approx(2 * 64**3)
     assert whole["arith_intensity_curve_9"] == approx(2 * 64**3 / (3 * 4 * 64**2))
     assert product("int8", "int32")["intensity_8m"] > whole["intensity_8m"] > 0
+
+
+def test_statements_of_a_scan_run_in_every_step() -> None:
+    def nests(rows: int) -> tuple[StageNest, ...]:
+        x, state = (te.placeholder((rows, 6, 16), name=name) for name in ("x", "state"))
+        first = te.compute((1, 6, 16), lambda t, i, j: x[t, i, j], "first")
+        update = te.compute((rows, 6, 16), lambda t, i, j: state[t - 1, i, j] * 0.5 + x[t, i, j], "update")
+        return statement_nests(replay(ComputeDAG([x, te.scan(first, update, state)]), ()))
+
+    few, many = nests(5), nests(41)
+    row = next(row for row, nest in enumerate(few) if nest.op.name == "update")
+    found = [values(program, LoopChoices({few[row].stage: 1}, {}, {}), row) for program in (few, many)]
+    assert [each["outer_prod"] for each in found] == [approx(4 * 6 * 16), approx(40 * 6 * 16)]
+    assert [each["inexact"] for each in found] == [0, 0]
+    # Threads divide the rows of a step, and not the steps.
+    assert [each["parallel_prod"] for each in found] == [approx(6), approx(6)]
+    assert found[1]["estimate_cycles"] > found[0]["estimate_cycles"]
