@@ -6,7 +6,8 @@ The seed is in the header of the test run; `--property-seed N` uses another one.
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -19,6 +20,7 @@ from retune.compiler.frontend.dependence import bodies
 from retune.compiler.frontend.importer import CONVERTERS
 from retune.compiler.frontend.program import load_program
 from retune.compiler.graph.program import Program
+from retune.compiler.runtime.artifact import Array
 from retune.compiler.vm.compiler import compile as vm_compile
 from retune.compiler.vm.machine import VirtualMachine
 from retune.compiler.vm.resources import VMOptions
@@ -55,15 +57,28 @@ def test_random_networks_match_onnxruntime(shard: int, property_seed: int) -> No
         assert kinds[kind] >= EACH // 3, kinds
 
 
+def _outputs(compute: Callable[[], Sequence[Array]]) -> Sequence[Array] | None:
+    """The outputs; None where shapes do not fit, as they may not without rows: loops then collect nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy about the mean of no rows
+        try:
+            return compute()
+        except ShapeMismatchError:
+            return None
+
+
 @pytest.mark.parametrize(("policy", "count"), long_rows([("never", 10)], [("now", 5), ("never", 10), ("never", 25)]))
 def test_the_virtual_machine_agrees_with_the_interpreter(policy: str, count: int, property_seed: int) -> None:
     for seed in range(property_seed * EACH, property_seed * EACH + count):
         program = load_program(random_model(seed))
         machine = VirtualMachine(vm_compile(program), options=VMOptions(specialize=policy))
         rng = np.random.default_rng(seed)
-        for rows in ROWS[:2]:
+        for rows in (3, 0, 1):
             inputs = {name: rng.standard_normal((rows, COLUMNS)).astype("float32") for name in ("x", "z")}
-            for ours, theirs in zip(machine.run(**inputs), run_program(program, inputs), strict=True):
+            made, wanted = _outputs(partial(machine.run, **inputs)), _outputs(partial(run_program, program, inputs))
+            assert (made is None) == (wanted is None), f"seed {seed}, {rows} rows"
+            assert made is not None or rows == 0, f"seed {seed}, {rows} rows"
+            for ours, theirs in zip(made or (), wanted or (), strict=True):
                 assert ours.shape == theirs.shape, f"seed {seed}, {rows} rows"
                 np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4, err_msg=f"seed {seed}, {rows} rows")
 
