@@ -10,7 +10,7 @@ from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from retune.compiler.graph.partition.memoize import memoize
 from retune.compiler.graph.verify import call_of, infer_value
-from retune.compiler.ir.dims import Dim, integers
+from retune.compiler.ir.dims import Dim, integers, same
 from retune.compiler.ops import OPS, FusionKind
 
 _log = logging.getLogger(__name__)
@@ -106,8 +106,10 @@ class GraphBuilder:
 
     def _fold(self, node: Node, value: Value, described: Sequence[Value]) -> Array | None:
         """The constant that replaces a node, if there is one. Raises: DefinitionError."""
-        if value.size == 0:
+        if same(value.size, 0):
             return np.empty(value.shape, value.dtype)
+        if any(isinstance(extent, Dim) for extent in value.shape) or any(map(_has_dims, node.attrs.values())):
+            return None
         # Constant folding on construction, so every pass folds the nodes it emits.
         is_known = node.op not in KEPT and all(operand in self._constants for operand in node.inputs)
         empty = [operand.size == 0 for operand in described]
@@ -242,6 +244,10 @@ def _rename(final: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]
     return tuple([final[name] for name in names])
 
 
+def _has_dims(attr: Attribute) -> bool:
+    return any(isinstance(item, Dim) for item in (attr if isinstance(attr, tuple) else (attr,)))
+
+
 Convert = Callable[[GraphBuilder, Node], str | None]
 
 
@@ -257,7 +263,8 @@ def rewrite(graph: Graph, convert: Convert) -> Graph:
         new_name[name] = builder.constant(array, name)
     for node in graph.nodes:
         renamed = Node(node.op, _rename(new_name, node.inputs), node.outputs, node.attrs, node.name)
-        result = convert(builder, renamed)
+        # Without operands: a sequence of symbolic numbers, which no rule changes.
+        result = convert(builder, renamed) if node.inputs else None
         if result is None:
             known = graph.values[node.output] if _has_same_types(graph, node, builder, renamed) else None
             result = builder.emit(node.op, renamed.inputs, node.attrs, name=node.name, output=node.output, known=known)

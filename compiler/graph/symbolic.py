@@ -18,7 +18,7 @@ from retune.compiler.graph.builder import KEPT, WEIGHTS, GraphBuilder
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from retune.compiler.graph.verify import call_of
-from retune.compiler.ir.dims import Dim, Guard, integers, substitute
+from retune.compiler.ir.dims import Dim, Guard, integers, same, substitute
 
 _SCALES = (7, 37, 211)
 """Extents that most networks accept: small ones first, since pooling needs larger ones."""
@@ -58,7 +58,7 @@ class SymbolicBuilder(GraphBuilder):
     def _fold(self, node: Node, value: Value, described: Sequence[Value]) -> None:
         """Register a constant without computing it."""
         is_known = node.op not in KEPT and all(map(self._is_known, node.inputs))
-        if is_known or value.size == 0 or all(operand.size == 0 for operand in described):
+        if is_known or same(value.size, 0) or all(same(operand.size, 0) for operand in described):
             self._known[node.output] = None
 
     def array(self, name: str) -> Array | None:
@@ -149,6 +149,12 @@ class SymbolicGraph:
                     return None
         return bound if all(guard.fits(bound) for guard in self.guards) else None
 
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The symbols of the inputs' shapes that are no constants, in order."""
+        fed = [value for value in self.graph.inputs if value.name not in self.constants]
+        return tuple(dict.fromkeys(str(dim) for value in fed for dim in value.shape if isinstance(dim, Dim)))
+
     def static(self, numbers: Mapping[str, int], constants: Mapping[str, Array]) -> Graph:
         """The graph for valid numbers. Raises: DefinitionError when a constant violates its symbols."""
         fed = [value for value in self.graph.inputs if value.name not in constants]
@@ -159,13 +165,13 @@ class SymbolicGraph:
         fixed = {value.name: constants[value.name] for value in self.graph.inputs if value.name in constants}
         names |= {name: builder.constant(array, name) for name, array in (fixed | dict(self.graph.constants)).items()}
         for node in self.graph.nodes:
-            attrs = {key: _substitute(attr, numbers) for key, attr in node.attrs.items()}
+            attrs = {key: substitute_attr(attr, numbers) for key, attr in node.attrs.items()}
             operands = [names[name] for name in node.inputs]
             names[node.output] = builder.emit(node.op, operands, attrs, name=node.name, output=node.output)
         return builder.finish({name: names[name] for name in self.graph.outputs})
 
 
-def _substitute(attr: Attribute, numbers: Mapping[str, int]) -> Attribute:
+def substitute_attr(attr: Attribute, numbers: Mapping[str, int]) -> Attribute:
     if isinstance(attr, tuple):
         return tuple(substitute(item, numbers) for item in attr)
     return substitute(attr, numbers) if isinstance(attr, Dim) else attr
@@ -205,6 +211,16 @@ def variants(
             beside = (pair for guard in graph.guards for pair in _beside(guard, numbers))
             waiting.extend({**numbers, symbol: number} for symbol, number in beside)
     return tuple(graphs)
+
+
+def likely_graph(graphs: Sequence[SymbolicGraph]) -> tuple[SymbolicGraph, dict[str, int]] | None:
+    """The graph for large numbers, and such numbers for its symbols; None if no graph is known to hold for any."""
+    for index in (2, 1, 0, 3):  # the largest scale first
+        for graph in graphs:
+            numbers = list(_general(graph.symbols))[index]
+            if all(guard.dim.symbols <= numbers.keys() and guard.fits(numbers) for guard in graph.guards):
+                return graph, numbers
+    return None
 
 
 def _general(symbols: Sequence[str]) -> Iterator[dict[str, int]]:

@@ -16,7 +16,7 @@ from retune.compiler.graph.graph_bytes import graph_from_parts, graph_to_parts
 from retune.compiler.graph.ir import Array, Graph
 from retune.compiler.graph.region import Dimension, Dims, Region, Shape, check_results, names_in
 from retune.compiler.graph.symbolic import SymbolicGraph
-from retune.compiler.ir.dims import Dim, Guard, dim_from_json, dim_to_json
+from retune.compiler.ir.dims import Dim, Guard
 from retune.compiler.runtime.archive import Archive, archive_bytes, reject_damage
 
 _ARCHIVE, _VERSION = "region", 1
@@ -83,7 +83,7 @@ class SymbolicRegion(Region):
         arrays: dict[str, object] = {}
         for number, variant in enumerate(self.variants):
             head, constants = graph_to_parts(variant.graph)
-            guards = [[dim_to_json(guard.dim), guard.is_zero, guard.holds] for guard in variant.guards]
+            guards = [guard.to_json() for guard in variant.guards]
             rows.append({"graph": head, "guards": guards, "constants": sorted(variant.constants)})
             arrays |= {f"variants/{number}/{index}.npy": array for index, array in enumerate(constants)}
         head = {
@@ -119,12 +119,5 @@ def _likely(dim: int) -> Dimension:
 def _variant(row: JsonObject, archive: Archive, part: str) -> SymbolicGraph:
     count = len(row["graph"]["constants"])
     graph = graph_from_parts(row["graph"], [archive.array(part.format(index)) for index in range(count)])
-    guards = tuple(_guard(*guard) for guard in row["guards"])
+    guards = tuple(Guard.of(*guard) for guard in row["guards"])
     return SymbolicGraph(graph, guards, frozenset(names_in(row["constants"])))
-
-
-def _guard(dim: object, is_zero: object, holds: object) -> Guard:
-    value = dim_from_json(dim)
-    if not isinstance(value, Dim) or not isinstance(is_zero, bool) or not isinstance(holds, bool):
-        raise TypeError(f"{dim!r:.80} is not guarded")
-    return Guard(value, is_zero, holds)

@@ -13,7 +13,7 @@ A `Dim` never turns into an int by itself: `int(n)`, `range(n)` and NumPy's conv
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from types import TracebackType
@@ -80,6 +80,9 @@ class Dim(_Integer):
     @classmethod
     def symbol(cls, name: str) -> "Dim":
         return cls({(name,): 1})
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Dim, (dict(self.terms),)
 
     def value(self, numbers: Mapping[str, int]) -> int:
         """As `substitute`."""
@@ -194,8 +197,26 @@ def is_integer(value: object) -> TypeGuard[int]:
 
 
 def is_certain(value: int) -> bool:
-    """Whether `value` is positive for all values of its symbols, as far as intervals show it."""
-    return _bounds(value)[0] > 0
+    """Whether `value` is positive for all values of its symbols, as far as intervals show it; inside of `Assumptions`
+    also where a guard says so.
+    """
+    return _bounds(value)[0] > 0 or (getattr(_active, "assumptions", None) is not None and value > 0)
+
+
+def same(first: int, second: int) -> bool:
+    """Whether two extents are equal for all values of their symbols, as their polynomials show: no guard."""
+    return not isinstance(_sum(first, second, -1), Dim) and first == second
+
+
+def same_shape(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Whether two shapes have the same extents, see `same`."""
+    return len(first) == len(second) and all(map(same, first, second))
+
+
+def estimate(value: int) -> int:
+    """A likely number for an extent, from the `Assumptions`. No guard: for choices that are right either way."""
+    assumptions: Assumptions | None = getattr(_active, "assumptions", None)
+    return value if assumptions is None else substitute(value, assumptions.numbers)
 
 
 def whole(item: SupportsInt) -> int:
@@ -304,6 +325,22 @@ class Guard:
     """Whether the decision is about zero, not about the sign."""
     holds: bool
 
+    @classmethod
+    def of(cls, dim: object, is_zero: object, holds: object) -> "Guard":
+        """The guard whose fields are this JSON. Raises: an error of `archive.DAMAGE` for anything else."""
+        value = dim_from_json(dim)
+        if not isinstance(value, Dim) or not isinstance(is_zero, bool) or not isinstance(holds, bool):
+            raise TypeError(f"{dim!r:.80} is not guarded")
+        return cls(value, is_zero, holds)
+
+    def to_json(self) -> list[object]:
+        return [dim_to_json(self.dim), self.is_zero, self.holds]
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        """What the decision is about. By structure: a symbol may be called "n + 1", which is how a sum is written."""
+        return repr(dim_to_json(self.dim)), self.is_zero
+
     def fits(self, numbers: Mapping[str, int]) -> bool:
         """Whether `numbers` lead to the same decision."""
         try:
@@ -320,8 +357,12 @@ class Guard:
 class Assumptions:
     """The numbers that decide comparisons in this thread, inside `with`, and what was decided by them."""
 
-    def __init__(self, numbers: Mapping[str, int]) -> None:
+    def __init__(self, numbers: Mapping[str, int], facts: Iterable[Guard] | None = None) -> None:
+        """With `facts`, decisions known to hold, extents that these do not say to be equal are taken to be unequal,
+        without a guard: for code that is right for equal extents, too, where it takes them to be unequal.
+        """
         self.numbers = dict(numbers)
+        self._facts = None if facts is None else {guard.key: guard.holds for guard in facts}
         self._guards: dict[tuple[str, bool], Guard] = {}
         self._before: Assumptions | None = None
 
@@ -332,13 +373,19 @@ class Assumptions:
 
     def decide(self, dim: Dim, *, is_zero: bool) -> bool:
         """Whether `dim` is zero, or else positive, by the numbers. Raises: DefinitionError for an unknown symbol."""
+        if is_zero and next(iter(dim.terms.values())) < 0:  # the same form for x - y and y - x
+            dim = Dim({monomial: -factor for monomial, factor in dim.terms.items()})
+        guard = Guard(dim, is_zero, True)
+        if self._facts is not None:
+            known = self._facts.get(guard.key)
+            if known is not None or is_zero:
+                return bool(known)
         try:
             number = substitute(dim, self.numbers)
         except KeyError as error:
             raise DefinitionError(f"nothing says which number the dimension {error} is") from None
         holds = bool(number == 0 if is_zero else number > 0)  # numbers may be those of NumPy
-        # by structure: a symbol may be called "n + 1", which is how the sum is written too
-        self._guards.setdefault((repr(dim_to_json(dim)), is_zero), Guard(dim, is_zero, holds))
+        self._guards.setdefault(guard.key, Guard(dim, is_zero, holds))
         return holds
 
     def __enter__(self) -> "Assumptions":

@@ -16,7 +16,7 @@ from retune.compiler import te
 from retune.compiler.core.dtype import Array as Array
 from retune.compiler.core.dtype import sum_type
 from retune.compiler.core.errors import DefinitionError
-from retune.compiler.ir.dims import Dim
+from retune.compiler.ir.dims import Dim, same
 from retune.compiler.ir.expr import Const, Expr
 from retune.compiler.te.reduction import Axis
 from retune.compiler.te.tensor import Tensor
@@ -248,9 +248,15 @@ def broadcast_shapes(first: Shape, second: Shape) -> Shape | None:
     """The shape that both shapes broadcast to by NumPy's rule, or None when there is none."""
     extents: list[int] = []
     for a, b in zip_longest(reversed(first), reversed(second), fillvalue=1):
-        if a != b and a != 1 and b != 1:
+        # Structurally first: what is equal for all sizes needs no guard that it is not 1.
+        if same(a, b):
+            extents.append(a)
+        elif same(a, 1) or same(b, 1):
+            extents.append(b if same(a, 1) else a)
+        elif a != b and a != 1 and b != 1:
             return None
-        extents.append(b if a == 1 else a)
+        else:
+            extents.append(b if a == 1 else a)
     return tuple(reversed(extents))
 
 
@@ -260,7 +266,7 @@ def element(operand: Operand, indices: tuple[Expr, ...], shape: Shape) -> Expr:
         return operand
     skipped = len(shape) - len(operand.shape)
     own = zip(indices[skipped:], shape[skipped:], operand.shape, strict=True)
-    return operand[tuple(index if extent == wanted else 0 for index, wanted, extent in own)]
+    return operand[tuple(index if same(extent, wanted) or not same(extent, 1) else 0 for index, wanted, extent in own)]
 
 
 def summed_product(dtype: str, lhs: Expr, rhs: Expr, axes: Sequence[Axis]) -> Expr:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.expr import Expr, as_expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, broadcast_shapes, element
 from retune.compiler.te.tensor import CONCATENATED, MOVES_ELEMENTS, Tensor
 
@@ -175,9 +175,9 @@ def _extents(call: OpCall) -> Lowered:
     def build() -> Tensor:
         # By comparisons, so that the kernel has no table to read.
         def body(i: Expr) -> Expr:
-            value: Expr = te.const(values[-1], "int64")
+            value: Expr = as_expr(values[-1], "int64")
             for index, number in reversed(list(enumerate(values[:-1]))):
-                value = te.select(te.equal(i, index), te.const(number, "int64"), value)
+                value = te.select(te.equal(i, index), as_expr(number, "int64"), value)
             return value
 
         return te.compute((len(values),), body, name=call.name)

@@ -11,8 +11,9 @@ from typing import Any
 from retune.compiler.core.dtype import Array as Array
 from retune.compiler.core.dtype import item_bytes, number_type
 from retune.compiler.core.errors import ArtifactError
-from retune.compiler.core.json_reader import JsonObject
+from retune.compiler.core.json_reader import JsonObject, string
 from retune.compiler.core.packing import Packing
+from retune.compiler.ir.dims import dim_from_json, dim_to_json
 
 # A cache line of x86, and the width of an AVX-512 register: no aligned vector crosses a line.
 ALIGNMENT = 64
@@ -185,8 +186,9 @@ def kernel_row(kernel: KernelArtifact) -> dict[str, Any]:
         "name": kernel.name,
         "target": kernel.target,
         "workspace_bytes": kernel.workspace_bytes,
-        "args": [asdict(arg) for arg in kernel.args],
+        "args": [{**asdict(arg), "shape": list(map(dim_to_json, arg.shape))} for arg in kernel.args],
         "calls": [_call_row(call) for call in kernel.calls],
+        **({"symbols": kernel.symbols} if kernel.symbols else {}),
         **({} if kernel.device is None else {"device": asdict(kernel.device)}),
     }
 
@@ -211,7 +213,7 @@ def kernel_of(row: JsonObject, object_code: bytes) -> KernelArtifact:
     args = tuple(
         ArgSpec(
             name=arg["name"],
-            shape=tuple(int(extent) for extent in arg["shape"]),
+            shape=tuple(map(dim_from_json, arg["shape"])),
             dtype=number_type(arg["dtype"]),
             is_output=bool(arg["is_output"]),
             packing=None if arg["packing"] is None else _packing_of(arg["packing"]),
@@ -220,7 +222,9 @@ def kernel_of(row: JsonObject, object_code: bytes) -> KernelArtifact:
     )
     calls = tuple(_call_of(call) for call in row.get("calls", ()))
     device = _device_of(row["device"]) if "device" in row else None
-    return KernelArtifact(row["name"], object_code, args, int(row["workspace_bytes"]), row["target"], calls, device)
+    symbols = tuple(map(string, row.get("symbols", ())))
+    workspace_bytes = int(row["workspace_bytes"])
+    return KernelArtifact(row["name"], object_code, args, workspace_bytes, row["target"], calls, device, symbols)
 
 
 def _device_of(row: JsonObject) -> DeviceCode:

@@ -75,7 +75,7 @@ class KernelFunction(TimedFunctions):
         bound = self.kernel.bind(usable, threads, sizes)
         for spec, array in zip(artifact.args, usable, strict=True):
             check_shape(name, spec, array)
-        run = KernelSequence([bound]) if threads > 1 and bound.is_parallel and not artifact.symbols else bound
+        run = KernelSequence([bound]) if threads > 1 and bound.is_parallel else bound
         run()
         for array, copy in zip(passed[count:], usable[count:], strict=True):
             if copy is not array:

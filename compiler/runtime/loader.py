@@ -32,6 +32,8 @@ _NATIVE: list[object] = []
 """Keeps libraries of `native_address` alive."""
 _PARALLEL = b"GOMP_parallel"
 ELF = b"\x7fELF"
+MOST_SYMBOLS = 8
+"""The most sizes of a kernel that runs in a sequence."""
 _MACHINE = slice(18, 20)
 """Bytes of an object file's header with its machine (instruction set)."""
 
@@ -55,11 +57,11 @@ class BoundKernel:
         pointers: "ctypes.Array[ctypes.c_void_p]",
         threads: int,
         keep: Sequence[object],
-        sizes: Sequence[int] = (),
+        sizes: "ctypes.Array[ctypes.c_int64]",
     ) -> None:
         self._kernel = kernel
+        self._sizes = sizes
         # ctypes objects are made once: converting arguments would cost more than a small kernel takes.
-        self._sizes = tuple(map(ctypes.c_int64, sizes))
         self._function = kernel.function
         self._array = pointers
         self._pointers = ctypes.c_void_p(ctypes.addressof(pointers))
@@ -89,15 +91,16 @@ class BoundKernel:
         return bool(self._kernel.artifact.calls)
 
     @property
-    def row(self) -> tuple[int, int, int]:
-        """Address of the kernel, address of its buffers' addresses, number of threads.
+    def row(self) -> tuple[int, int, int, int, int]:
+        """Address of the kernel, address of its buffers' addresses, number of threads, number of sizes, their address.
 
-        Raises: ArtifactError for a kernel with symbols, whose sizes have no place there.
+        Raises: ArtifactError for a kernel with more than `MOST_SYMBOLS` sizes.
         """
-        if self._sizes:
-            raise ArtifactError(f"kernel {self._kernel.artifact.name} takes sizes, so it is called alone")
+        if len(self._sizes) > MOST_SYMBOLS:
+            raise ArtifactError(f"kernel {self._kernel.artifact.name} takes more than {MOST_SYMBOLS} sizes")
         address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
-        return address, ctypes.addressof(self._array), self._threads.value
+        sizes = ctypes.addressof(self._sizes)
+        return address, ctypes.addressof(self._array), self._threads.value, len(self._sizes), sizes
 
     def fail(self, code: int) -> NoReturn:
         self._kernel.errors.reraise()
@@ -190,7 +193,8 @@ class Kernel:
         workspace: Buffer = buffers[-1] if len(buffers) > len(specs) else self._workspace()
         addresses.append(workspace if isinstance(workspace, int) else workspace.ctypes.data)
         pointers = (ctypes.c_void_p * len(addresses))(*addresses)
-        values = [sizes[symbol] for symbol in self.artifact.symbols]
+        symbols = self.artifact.symbols
+        values = (ctypes.c_int64 * len(symbols))(*(sizes[symbol] for symbol in symbols))
         return BoundKernel(self, pointers, threads, (*buffers[: len(specs)], workspace), values)
 
     def _workspace(self) -> Buffer:

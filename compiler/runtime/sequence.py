@@ -8,12 +8,27 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from retune.compiler.runtime.loader import BoundKernel, native_address
+from retune.compiler.runtime.loader import MOST_SYMBOLS, BoundKernel, native_address
 from retune.compiler.runtime.threads import thread_places
 
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32)
 _NAME = "retune_sequence"
 _NOT_PLACED, _ATTEMPTS = -1, 3
+
+
+def _call(symbols: int) -> str:
+    """The block that calls a kernel with so many sizes."""
+    numbers = range(symbols)
+    loads = "".join(
+        f"  %p{symbols}.{n} = getelementptr i64, ptr %sizes, i64 {n}\n"
+        f"  %s{symbols}.{n} = load i64, ptr %p{symbols}.{n}\n"
+        for n in numbers
+    )
+    sizes = "".join(f", i64 %s{symbols}.{n}" for n in numbers)
+    call = f"  %code{symbols} = call i32 %function(ptr %buffers, i32 %threads{sizes})\n"
+    return f"call{symbols}:\n{loads}{call}  br label %called\n"
+
+
 # A loop of LLVM text and not a C extension: the package needs no compiler when it is installed.
 _TEXT = f"""
 define i64 @{_NAME}(ptr %table, i64 %count, i32 %team, i32 %key) {{
@@ -28,9 +43,9 @@ find:
 not_placed:
   ret i64 {_NOT_PLACED}
 test:
-  %i = phi i64 [ 0, %entry ], [ 0, %find ], [ %next, %body ]
-  %places = phi ptr [ null, %entry ], [ %found, %find ], [ %places, %body ]
-  %bound = phi i1 [ false, %entry ], [ false, %find ], [ %is_bound, %body ]
+  %i = phi i64 [ 0, %entry ], [ 0, %find ], [ %next, %called ]
+  %places = phi ptr [ null, %entry ], [ %found, %find ], [ %places, %called ]
+  %bound = phi i1 [ false, %entry ], [ false, %find ], [ %is_bound, %called ]
   %more = icmp slt i64 %i, %count
   br i1 %more, label %look, label %done
 look:
@@ -50,14 +65,20 @@ release: ; threads that the first region creates must not inherit a share
   br label %body
 body:
   %is_bound = phi i1 [ %bound, %look ], [ false, %check ], [ %can_be, %bind ], [ false, %release ]
-  %row = getelementptr [3 x i64], ptr %table, i64 %i
+  %row = getelementptr [5 x i64], ptr %table, i64 %i
   %function = load ptr, ptr %row
   %second = getelementptr i64, ptr %row, i64 1
   %buffers = load ptr, ptr %second
   %third = getelementptr i64, ptr %row, i64 2
   %wide = load i64, ptr %third
   %threads = trunc i64 %wide to i32
-  %code = call i32 %function(ptr %buffers, i32 %threads)
+  %fourth = getelementptr i64, ptr %row, i64 3
+  %symbols = load i64, ptr %fourth
+  %fifth = getelementptr i64, ptr %row, i64 4
+  %sizes = load ptr, ptr %fifth
+  switch i64 %symbols, label %call0 [ {" ".join(f"i64 {n}, label %call{n}" for n in range(1, MOST_SYMBOLS + 1))} ]
+{"".join(map(_call, range(MOST_SYMBOLS + 1)))}called:
+  %code = phi i32 {", ".join(f"[ %code{n}, %call{n} ]" for n in range(MOST_SYMBOLS + 1))}
   %next = add i64 %i, 1
   %good = icmp eq i32 %code, 0
   br i1 %good, label %test, label %failed
@@ -78,7 +99,7 @@ end:
 }}
 {thread_places.FUNCTIONS}
 """
-"""A row of the table is a kernel's address, the address of its buffers' addresses, and a number of threads. Returns 0;
+"""A row of the table is a `BoundKernel.row`. Returns 0;
 the code of the failed kernel with its 1-based number in the upper half; or `_NOT_PLACED`, having run none, if the
 `team` threads of the caller's regions (more than 1) must be placed first.
 """

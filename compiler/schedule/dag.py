@@ -11,6 +11,7 @@ from functools import cached_property, wraps
 from typing import Any, TypeVar, TypeVarTuple
 
 from retune.compiler.core.errors import DefinitionError
+from retune.compiler.ir.dims import dim_to_json
 from retune.compiler.ir.expr import Expr
 from retune.compiler.runtime.ffi.registry import find_function
 from retune.compiler.schedule.dag_text import dag_text, fingerprint, shorten
@@ -174,7 +175,9 @@ class ComputeDAG:
     @cached_property
     def workload_key(self) -> str:
         """JSON text `[hash, shape of each input and output …]`; equal computations have equal keys."""
-        return json.dumps([self._hash, *(list(tensor.shape) for tensor in (*self.inputs, *self.outputs))])
+        return json.dumps(
+            [self._hash, *(list(map(dim_to_json, tensor.shape)) for tensor in (*self.inputs, *self.outputs))]
+        )
 
     def _result_number(self, tensor: Tensor) -> str:
         """Number of the operation that makes the tensor, and of the result."""

@@ -12,7 +12,7 @@ from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.dims import Dim, substitute
 from retune.compiler.ir.expr import Const, Expr, Var
 from retune.compiler.ir.visit import substitute as substitute_nodes
-from retune.compiler.ir.visit import transform
+from retune.compiler.ir.visit import transform, walk
 from retune.compiler.te.reduction import Axis
 from retune.compiler.te.tensor import (
     ComputeOp,
@@ -38,12 +38,13 @@ def symbol(name: str) -> Dim:
 
 
 def symbols_of(tensors: Sequence[Tensor]) -> tuple[str, ...]:
-    """The symbols in the shapes and reduce axes of `tensors` and of all they are computed from, sorted."""
+    """The symbols in shapes, reduce axes and bodies of `tensors` and of all they are computed from, sorted."""
     names: set[str] = set()
     for op in post_order(tensors):
         extents = [extent for shape in op.shapes for extent in shape]
         if isinstance(op, ComputeOp):
             extents += [axis.extent for axis in op.reduce_axes]
+            names.update(node.name for node in walk(op.body) if isinstance(node, Var) and node.name.isidentifier())
         names.update(name for extent in extents if isinstance(extent, Dim) for name in extent.symbols)
     return tuple(sorted(names))
 

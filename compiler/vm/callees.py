@@ -5,17 +5,39 @@ region of a `HostCall` to NumPy.
 """
 
 import importlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from retune.compiler.core.errors import ArtifactError
 from retune.compiler.graph.program import Call, HostCall, Program
+from retune.compiler.graph.region import Region
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.loader import Kernel
+from retune.compiler.vm.kernel_run import Note
 from retune.compiler.vm.plan_region import PlanRegion
 from retune.compiler.vm.plan_run import POOL, Callee, PlanRun
-from retune.compiler.vm.resources import Resources
+from retune.compiler.vm.resources import BACKGROUND, NOW, Resources
+from retune.compiler.vm.symbolic_plan import SymbolicPlanRegion
+from retune.compiler.vm.symbolic_run import SymbolicRun
+
+
+class SymbolicCallee:
+    """A plan for all shapes that its guards allow; other shapes are compiled when they are seen."""
+
+    def __init__(self, run: SymbolicRun, otherwise: Callable[[], Callee]) -> None:
+        """`otherwise` makes what computes the other shapes."""
+        self._run = run
+        self._make = otherwise
+        self._otherwise: Callee | None = None
+
+    def __call__(self, inputs: Sequence[Array], note: Note | None = None) -> Sequence[Array]:
+        """The outputs, new arrays. Raises: an error of ours when the inputs do not fit."""
+        if self._run.takes(inputs):
+            return self._run(inputs, note)
+        if self._otherwise is None:
+            self._otherwise = self._make()
+        return self._otherwise(inputs)
 
 
 class Callees:
@@ -47,13 +69,35 @@ class Callees:
         if key not in self._bound and isinstance(region, PlanRegion):
             self._bound[key] = self._plan(region)
         elif key not in self._bound:
-            if self._compiler is None:  # a static network needs no compiler to run
-                module = importlib.import_module("retune.compiler.vm.specialize")
-                self._compiler = module.RegionCompiler(self.resources, self._constants)
             arrays = {inner: self._constants[name] for inner, name in fixed.items()}
-            self._bound[key] = self._compiler.callee(region, arrays, is_host=isinstance(call, HostCall))
-            self.specialized[region.name] = self._bound[key]
+            if isinstance(region, SymbolicPlanRegion):
+                self._bound[key] = self._symbolic(region, arrays)
+            else:
+                self._bound[key] = self._specialize(region, arrays, is_host=isinstance(call, HostCall))
         return self._bound[key], tuple(name for inner, name in pairs if inner not in fixed)
+
+    def _specialize(
+        self, region: Region, fixed: Mapping[str, Array], *, is_host: bool = False, run: SymbolicRun | None = None
+    ) -> Callee:
+        """What compiles a region when its shapes are known; `run` computes it for many shapes."""
+        if self._compiler is None:  # a network whose kernels are all there needs no compiler to run
+            module = importlib.import_module("retune.compiler.vm.specialize")
+            self._compiler = module.RegionCompiler(self.resources, self._constants)
+        callee: Callee = self._compiler.callee(region, fixed, is_host=is_host, run=run)
+        self.specialized[region.name] = callee
+        return callee
+
+    def _symbolic(self, region: SymbolicPlanRegion, fixed: Mapping[str, Array]) -> Callee:
+        """A plan for all shapes. Raises: ArtifactError when plan, kernels and constants do not fit each other."""
+        if self.resources.options.specialize == NOW:
+            return self._specialize(region.original, fixed)
+        kernels = {name: self._kernel(name) for name in region.kernels}
+        constants = {number: self.constant(name) for number, name in region.buffers.items()}
+        groups = {name: self._specialize(region.group(name), {}) for name in region.groups}
+        run = SymbolicRun(region.plan, kernels, constants, groups, self.resources)
+        if self.resources.options.specialize == BACKGROUND:
+            return self._specialize(region.original, fixed, run=run)
+        return SymbolicCallee(run, lambda: self._specialize(region.original, fixed))
 
     def _plan(self, region: PlanRegion) -> PlanRun:
         """A network of known shapes. Raises: ArtifactError when plan, kernels and constants do not fit each other."""

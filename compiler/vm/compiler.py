@@ -253,7 +253,5 @@ def _about(lowering: Lowering, done: Lowered) -> dict[str, object]:
         {"task": row.name, "key": row.task_key, "origin": str(row.origin), "tunable": row.tunable}
         for row in done.coverage
     ]
-    return {
-        **made_for(lowering.target, lowering.threads),
-        "coverage": rows,
-    }
+    facts = made_for(lowering.target, lowering.threads)
+    return {**facts, "coverage": rows, "per_shape": dict(lowering.per_shape)}

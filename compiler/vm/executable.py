@@ -22,6 +22,7 @@ from retune.compiler.runtime.executor.params import load_param_dict_from_file, s
 from retune.compiler.vm.library import KIND, VERSION, VMLibrary
 from retune.compiler.vm.plan_region import PlanRegion
 from retune.compiler.vm.saved_program import PROGRAM, LateBound, program_in, program_parts
+from retune.compiler.vm.symbolic_plan import SymbolicPlanRegion
 from retune.compiler.vm.values import argument
 
 _CODE = "program"
@@ -83,6 +84,12 @@ class Executable:
         return self.program.regions()
 
     @property
+    def per_shape(self) -> dict[str, str]:
+        """The regions, and groups of their nodes, that are compiled for each shape that they meet, and why."""
+        rows = self.library.about.get("per_shape", {})
+        return dict(rows) if isinstance(rows, Mapping) else {}
+
+    @property
     def constants(self) -> str:
         """The constants as text: names and types, and which are bound late."""
         rows = [(name, array.dtype.name, array.shape, "") for name, array in self.program.constants.items()]
@@ -96,10 +103,12 @@ class Executable:
 
     @property
     def primitives(self) -> str:
-        """The regions as text, those of known shapes with the kernels that they run."""
+        """The regions as text, those that are compiled with the kernels that they run."""
         lines = []
         for number, region in enumerate(self._regions):
-            kernels = f" runs {', '.join(region.kernels)}" if isinstance(region, PlanRegion) else ""
+            kernels = ""
+            if isinstance(region, PlanRegion | SymbolicPlanRegion) and region.kernels:
+                kernels = f" runs {', '.join(region.kernels)}"
             lines.append(f"VM Primitive[{number}]: {region.name} {{{region.kind}}}{kernels}")
         return "\n".join(lines)
 

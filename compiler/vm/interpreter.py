@@ -29,7 +29,7 @@ from retune.compiler.graph.region import Param
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import aligned_copy
 from retune.compiler.runtime.executor.debug_report import Report, report_of
-from retune.compiler.vm.callees import Callees
+from retune.compiler.vm.callees import Callees, SymbolicCallee
 from retune.compiler.vm.plan_run import PlanRun
 from retune.compiler.vm.values import describe, whole_number
 
@@ -150,7 +150,7 @@ class Interpreter:
 
     def _call(self, call: Call | HostCall, slots: "_Slots") -> Step:
         callee, names = self._callees.of(call, slots.own)
-        if self._profile is not None and isinstance(callee, PlanRun):
+        if self._profile is not None and isinstance(callee, PlanRun | SymbolicCallee):
             callee = partial(callee, note=self._profile.note)
         sources, targets = slots.read(names), slots.define(call.outputs)
         # Between small kernels these lines are most of the time: a comprehension and `zip` would take a microsecond.

@@ -6,19 +6,25 @@ The key of a kernel is its computation, target and transform steps.
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from retune.compiler.codegen.backend import default_steps_of
+from retune.compiler.codegen.build import build_kernel, build_symbolic_kernel
 from retune.compiler.driver.compile_network import BuildError, ChosenProgram, build_in_process
 from retune.compiler.graph.partition.partition import Alternative, Partition
+from retune.compiler.lower.symbolic import Unsupported
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
+from retune.compiler.te.symbols import symbols_of
 
 # Eight hexadecimal digits: 32 bits tell the kernels of a process apart, and names stay readable.
 _LETTERS, _DIGITS = 64, 8
+_SYMBOLIC = "for all sizes"
+"""In place of the steps of a kernel with symbols."""
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -45,6 +51,16 @@ class KernelStore:
         """As `build_in_process`."""
         return [self._build(program) for program in programs]
 
+    def build_symbolic(self, task: SearchTask) -> KernelArtifact | Unsupported:
+        """The kernel of a task for all values of its symbols, as `build_symbolic_kernel`; in its default schedule where
+        it has none. Raises: as `build_symbolic_kernel`.
+        """
+        tensors = (*task.dag.inputs, *task.dag.outputs)
+        if not symbols_of(tensors):
+            steps = tuple(default_steps_of(task))
+            return self._get(task, dump_steps(steps), lambda: build_kernel(task, steps, task.name))
+        return self._get(task, _SYMBOLIC, lambda: build_symbolic_kernel(tensors, task.name, task.target, task.hardware))
+
     def kernel(self, artifact: KernelArtifact) -> Kernel:
         """The kernel, loaded. Raises: ArtifactError when it cannot be."""
         with self._lock:
@@ -55,14 +71,18 @@ class KernelStore:
             return kernel
 
     def _build(self, program: ChosenProgram) -> KernelArtifact | BuildError:
-        key = (f"{program.task.identity} {program.task.name}", dump_steps(program.steps))
+        return self._get(program.task, dump_steps(program.steps), lambda: build_in_process([program])[0])
+
+    def _get(self, task: SearchTask, steps: str, build: Callable[[], KernelArtifact | V]) -> KernelArtifact | V:
+        """The kernel of a task, which is built if it is not there; other results of `build` are not kept."""
+        key = (f"{task.identity} {task.name}", steps)
         with self._lock:
             artifact = self._artifacts.get(key)
             self.use.asked += 1
             self.use.built += artifact is None
         # Built without the lock: a build takes tens of ms. Two threads may build the same kernel, and either will do.
         if artifact is None:
-            (built,) = build_in_process([program])
+            built = build()
             if not isinstance(built, KernelArtifact):
                 return built
             artifact = built

@@ -5,7 +5,7 @@ and any for a GPU, stays as it is, with symbolic dimensions where it can have th
 shapes are known.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from retune.compiler.core.errors import ShapeMismatchError
@@ -13,9 +13,12 @@ from retune.compiler.core.target import Target
 from retune.compiler.graph.ir import Array
 from retune.compiler.graph.program import MAIN, Arm, Branch, Call, Function, HostCall, Loop, Program, Statement
 from retune.compiler.graph.region import Region, Shape
+from retune.compiler.graph.symbolic_region import SymbolicRegion
+from retune.compiler.lower.symbolic import Unsupported
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.kernel_row import KernelRow
+from retune.compiler.vm.compile_symbolic import compile_symbolic
 from retune.compiler.vm.dim_flow import DimFlow
 from retune.compiler.vm.plan_region import PlanRegion
 from retune.compiler.vm.shape_flow import ShapeFlow, Shapes
@@ -42,6 +45,8 @@ class Lowering:
     target: Target
     threads: int
     tuned: TunedPrograms
+    per_shape: dict[str, str] = field(default_factory=dict)
+    """Regions, and groups of their nodes, that are compiled for each shape, and why."""
     _flow: ShapeFlow = field(init=False)
     _dims: DimFlow = field(init=False)
     _kernels: dict[str, KernelArtifact] = field(default_factory=dict)
@@ -119,10 +124,7 @@ class Lowering:
         if graph is None or not self.target.traits.uses_host_memory:
             return None
         network = compile_subgraph(graph, self.target, self.threads, self.tuned)
-        self._kernels |= {kernel.name: kernel for kernel in network.kernels}
-        for row in network.coverage:
-            known = self._coverage.get(row.name)
-            self._coverage[row.name] = row if known is None else replace(row, weight=row.weight + known.weight)
+        self._add(network.kernels, network.coverage)
         return network
 
     def _bind_plan(self, call: Call, network: CompiledNetwork) -> Call:
@@ -147,8 +149,36 @@ class Lowering:
         fixed = tuple((inner, name) for inner, name in pairs if name not in shapes)
         key = (region.key, isinstance(call, HostCall), fixed)
         if key not in self._regions:
-            self._regions[key] = replace(region, name=self._name(region.name))
+            region = replace(region, name=self._name(region.name))
+            if isinstance(region, SymbolicRegion):
+                region = self._compile_for_all_shapes(region, dict(fixed))
+            elif isinstance(call, Call):
+                self.per_shape[region.name] = "nothing is known of its shapes, or no graph is right for many of them"
+            self._regions[key] = region
         return self._regions[key]
+
+    def _compile_for_all_shapes(self, region: SymbolicRegion, fixed: Mapping[str, str]) -> Region:
+        """The region compiled for all shapes, unless records are used, which are of known shapes; else the region."""
+        if self.tuned.best or not self.target.traits.uses_host_memory:
+            self.per_shape[region.name] = "records are for known shapes" if self.tuned.best else "it is for a GPU"
+            return region
+        known = self.program.constants
+        arrays = {name: known[name] for name in region.constants} | {
+            inner: known[name] for inner, name in fixed.items()
+        }
+        network = compile_symbolic(region, arrays, self.target, self.threads, self._constant)
+        if isinstance(network, Unsupported):
+            self.per_shape[region.name] = network.reason
+            return region
+        self.per_shape |= network.region.reasons
+        self._add(network.kernels, network.coverage)
+        return network.region
+
+    def _add(self, kernels: Sequence[KernelArtifact], coverage: Sequence[KernelRow]) -> None:
+        self._kernels |= {kernel.name: kernel for kernel in kernels}
+        for row in coverage:
+            known = self._coverage.get(row.name)
+            self._coverage[row.name] = row if known is None else replace(row, weight=row.weight + known.weight)
 
     def _name(self, title: str) -> str:
         """A name that no other region has."""

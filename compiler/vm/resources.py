@@ -10,16 +10,17 @@ from retune.compiler.vm.allocator import Allocator
 from retune.compiler.vm.kernel_run import Workspace
 from retune.compiler.vm.library import VMLibrary
 
-NOW, BACKGROUND, NEVER = "now", "background", "never"
+NEEDED, NOW, BACKGROUND, NEVER = "needed", "now", "background", "never"
+_WAYS = (NEEDED, NOW, BACKGROUND, NEVER)
 
 
 @dataclass(frozen=True, slots=True)
 class VMOptions:
     """How regions are compiled whose shapes are known only at run time."""
 
-    specialize: str = NOW
-    """When regions are compiled for new shapes: "now", before the call goes on; in the "background", while NumPy
-    computes; or "never".
+    specialize: str = NEEDED
+    """When regions are compiled for new shapes: where "needed", since there are no kernels for all shapes; always,
+    "now" before the call goes on, or in the "background", while kernels for all shapes or NumPy compute; or "never".
     """
     specializations: int = 64
     """A region is ready for so many shapes: those of its last calls."""
@@ -27,8 +28,8 @@ class VMOptions:
     """Arrays that are computed from weights for one shape are kept for others, up to so many bytes."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.specialize, str) or self.specialize not in (NOW, BACKGROUND, NEVER):
-            raise OptionError(f"specialize is {NOW!r}, {BACKGROUND!r} or {NEVER!r}, not {self.specialize!r}")
+        if not isinstance(self.specialize, str) or self.specialize not in _WAYS:
+            raise OptionError(f"specialize is {' or '.join(map(repr, _WAYS))}, not {self.specialize!r}")
         for name, least in (("specializations", 1), ("prepared_bytes", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:

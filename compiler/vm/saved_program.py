@@ -22,6 +22,7 @@ from retune.compiler.graph.region import GraphRegion, Param, Region, names_in
 from retune.compiler.runtime.archive import Archive
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.vm.plan_region import PlanRegion
+from retune.compiler.vm.symbolic_plan import SymbolicPlanRegion
 
 PROGRAM = "program.json"
 # NumPy's limits, with room for the rows of a loop.
@@ -138,6 +139,8 @@ def decoded_region(kind: str, data: bytes) -> Region:
     """The region of `kind` whose `to_bytes` gave `data`. Raises: ArtifactError."""
     if kind == GraphRegion.kind:
         return GraphRegion.from_bytes(data)
+    if kind == SymbolicPlanRegion.kind:
+        return SymbolicPlanRegion.from_bytes(data, decoded_region)
     if kind == "symbolic":  # an executable of known shapes has none, and loads no such module
         module = importlib.import_module("retune.compiler.graph.symbolic_region")
         region: Region = module.SymbolicRegion.from_bytes(data, _front_end_region)

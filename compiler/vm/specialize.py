@@ -29,6 +29,7 @@ from retune.compiler.vm.kernel_store import STORE
 from retune.compiler.vm.plan_run import Callee, DeviceRun, PlanRun
 from retune.compiler.vm.resources import BACKGROUND, NEVER, Resources
 from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
+from retune.compiler.vm.symbolic_run import SymbolicRun
 from retune.compiler.vm.values import tensors_of
 
 _log = logging.getLogger(__name__)
@@ -90,9 +91,18 @@ class RegionCompiler:
         # One thread: compilations would compete with each other and with the calls for cores.
         return ThreadPoolExecutor(1, "retune-vm")
 
-    def callee(self, region: Region, fixed: Mapping[str, Array], *, is_host: bool) -> Callee:
-        """What computes a region whose inputs `fixed` are always these arrays; NumPy alone if `is_host`."""
-        return partial(self.evaluate_region, region, fixed) if is_host else SpecializedRegion(region, fixed, self)
+    def callee(
+        self, region: Region, fixed: Mapping[str, Array], *, is_host: bool = False, run: SymbolicRun | None = None
+    ) -> Callee:
+        """What computes a region whose inputs `fixed` are always these arrays; NumPy alone if `is_host`. `run` computes
+        it for many shapes.
+        """
+        evaluate = partial(self.evaluate_region, region, fixed)
+        return (
+            evaluate
+            if is_host
+            else SpecializedRegion(region, fixed, self, evaluate if run is None else _either(run, evaluate))
+        )
 
     def evaluate_region(self, region: Region, fixed: Mapping[str, Array], inputs: Sequence[Any]) -> list[Any]:
         """The results of a region by NumPy, in arrays that kernels can read. `inputs` has those that are not `fixed`.
@@ -141,6 +151,11 @@ class RegionCompiler:
         return run, Specialization(name, dict(shapes), network.coverage, time.perf_counter() - start, built)
 
 
+def _either(run: SymbolicRun, evaluate: Callee) -> Callee:
+    """`run` for inputs that it takes, `evaluate` for others."""
+    return lambda inputs: run(inputs) if run.takes(inputs) else evaluate(inputs)
+
+
 def _passed_inputs(region: Region, fixed: Mapping[str, Array]) -> list[str]:
     """The inputs that calls pass: those that are not the same array in every call."""
     return [name for name in region.inputs if name not in fixed]
@@ -149,11 +164,13 @@ def _passed_inputs(region: Region, fixed: Mapping[str, Array]) -> list[str]:
 class SpecializedRegion:
     """A region that is compiled for each set of shapes."""
 
-    def __init__(self, region: Region, fixed: Mapping[str, Array], compiler: RegionCompiler) -> None:
+    def __init__(self, region: Region, fixed: Mapping[str, Array], compiler: RegionCompiler, meanwhile: Callee) -> None:
+        """`meanwhile` computes the region while there are no kernels for a shape."""
         self.name = region.name
         self._region = region
         self._fixed = dict(fixed)
         self._compiler = compiler
+        self._meanwhile = meanwhile
         self._passed = _passed_inputs(region, fixed)
         self._needed = {name for name in region.determining if name not in fixed}
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
@@ -172,8 +189,8 @@ class SpecializedRegion:
             entry.waits = None
         if entry.run is not None:
             return entry.run([inputs[number] for number in entry.passed])
-        # NumPy computes while the kernels are being compiled, or where they never will be.
-        return self._compiler.evaluate_region(self._region, self._fixed, inputs)
+        # The kernels are being compiled, or never will be.
+        return self._meanwhile(inputs)
 
     def wait(self) -> None:
         """Wait for what is compiled in the background."""

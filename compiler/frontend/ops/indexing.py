@@ -11,7 +11,7 @@ from retune.compiler.core.errors import DefinitionError
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, formula_of
 from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.ir.dims import Dim, integers, whole
+from retune.compiler.ir.dims import Dim, integers, same, whole
 
 
 def take(builder: GraphBuilder, x: str, axis: int, indices: Sequence[int], name: str = "") -> str:
@@ -37,9 +37,9 @@ def slice_axis(builder: GraphBuilder, x: str, axis: int, start: int, stop: int, 
     if isinstance(step, Dim) or step <= 0:
         raise DefinitionError(f"a slice of {extent} elements by {step}")
     first, last = (_clamp(number, extent) for number in (start, stop))
-    if first >= last:
+    if first > last or same(first, last):
         return take(builder, x, axis, (), name)
-    if first == 0 and last == extent and step == 1:
+    if same(first, 0) and same(last, extent) and step == 1:
         return x
     if step > 1:
         # The end is right after the last element, so that equal slices have one form.
@@ -61,9 +61,10 @@ def _clamp(number: int, extent: int) -> int:
     """A bound of a slice, counted from the front and within the extent."""
     # Python's `slice.indices`, which takes no symbolic dimensions.
     number = number + extent if number < 0 else number
-    if number <= 0:
+    # Not for the ends themselves: a symbolic number needs no guard there.
+    if number < 0:
         return 0
-    return extent if number >= extent else number
+    return extent if number > extent else number
 
 
 def _gather(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

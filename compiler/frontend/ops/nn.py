@@ -13,6 +13,7 @@ from retune.compiler.frontend.ops.few_bits import multiply_rows
 from retune.compiler.frontend.ops.indexing import take
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute
+from retune.compiler.ir.dims import same_shape
 from retune.compiler.ops.conv import window_extent
 from retune.compiler.ops.op import broadcast_shapes
 
@@ -258,12 +259,12 @@ def matrix_product(builder: GraphBuilder, node: OnnxNode, a: str, b: str) -> str
         raise node.unsupported(f"shapes {list(a_shape)} and {list(b_shape)} do not broadcast")
 
     def reshape(name: str, shape: tuple[int, ...]) -> str:
-        return name if builder.value(name).shape == shape else write("reshape", name, shape=shape)
+        return name if same_shape(builder.value(name).shape, shape) else write("reshape", name, shape=shape)
 
     def broadcast(name: str, shape: tuple[int, ...]) -> str:
         name = reshape(name, shape)
         full = (*batch, *shape[-2:])
-        return name if shape == full else write("broadcast_to", name, shape=full)
+        return name if same_shape(shape, full) else write("broadcast_to", name, shape=full)
 
     # One matrix for the whole batch: all rows are one product, which reads the weight once.
     if len(b_shape) == 2:

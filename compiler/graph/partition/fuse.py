@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from retune.compiler.core.dtype import HALVES
 from retune.compiler.graph.ir import Graph, Node
+from retune.compiler.ir.dims import estimate
 from retune.compiler.ir.dot import BYTES
 from retune.compiler.ops import OPS, POINTWISE, FusionKind
 
@@ -142,7 +143,7 @@ def _start_order(graph: Graph) -> list[int]:
 
 def _work(graph: Graph, node: Node) -> int:
     """Grows with the multiplications of a convolution or product; comparable for results of one shape only."""
-    return graph.values[node.output].size * graph.values[node.inputs[1]].size
+    return estimate(graph.values[node.output].size * graph.values[node.inputs[1]].size)
 
 
 def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from retune.compiler.core.dtype import HALVES
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.partition.fuse import DEEPEST, LARGEST_EXPRESSION, FusedOp, Fusion
+from retune.compiler.ir.dims import estimate
 from retune.compiler.ir.dot import BYTES
 from retune.compiler.ops import OPS, FusionKind
 
@@ -128,7 +129,7 @@ def _suits(graph: Graph, producer: FusedOp, group: FusedOp, name: str) -> bool:
 
 def _is_repeated(graph: Graph, name: str, node: Node) -> bool:
     """Whether a node broadcasts an operand, which would be recomputed for each element of the result."""
-    return node.op not in _COPIES and graph.values[name].size < graph.values[node.output].size
+    return node.op not in _COPIES and estimate(graph.values[name].size) < estimate(graph.values[node.output].size)
 
 
 def _expression_size(nodes: tuple[Node, ...]) -> int:

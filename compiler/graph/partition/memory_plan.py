@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from retune.compiler.core.errors import DefinitionError
+from retune.compiler.ir.dims import estimate, same
 
 ALIGNMENT = 64
 """Offsets are multiples of this many bytes."""
@@ -75,3 +76,30 @@ def _tightest_gap(spans: Sequence[tuple[int, int]], nbytes: int) -> int:
             best = (gap, end)
         end = max(end, stop)
     return end if best is None else best[1]
+
+
+def share_slots(requests: Sequence[Request]) -> tuple[int, ...]:
+    """A slot for each request, whose bytes may be symbolic: those of one slot never live at the same step."""
+    order = sorted(range(len(requests)), key=lambda index: (requests[index].first, index))
+    chosen: dict[int, int] = {}
+    ends: list[int] = []
+    sizes: list[int] = []
+    # Linear scan in the order of first steps.
+    for index in order:
+        request = requests[index]
+        free = [slot for slot, end in enumerate(ends) if end < request.first]
+        slot = min(free, key=lambda slot: _misfit(sizes[slot], request.nbytes), default=len(ends))
+        if slot == len(ends):
+            ends.append(0)
+            sizes.append(request.nbytes)
+        elif estimate(sizes[slot]) < estimate(request.nbytes):
+            sizes[slot] = request.nbytes
+        ends[slot] = request.last
+        chosen[index] = slot
+    return tuple(chosen[index] for index in range(len(requests)))
+
+
+def _misfit(size: int, nbytes: int) -> tuple[bool, bool, int]:
+    """Grows with the memory that a buffer wastes in a slot, or adds to it; least for a slot of the same size always."""
+    difference = estimate(size) - estimate(nbytes)
+    return not same(size, nbytes), difference < 0, abs(difference)

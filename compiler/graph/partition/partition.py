@@ -8,6 +8,7 @@ A task may have alternatives: other tasks whose kernels compute the same result.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from retune.compiler.graph.partition.express import express, group_signature
 from retune.compiler.graph.partition.fuse import FusedOp, Fusion, fuse
 from retune.compiler.graph.partition.join_producers import join_producers
 from retune.compiler.graph.partition.winograd import Winograd
+from retune.compiler.ir.dims import Dim, estimate
 from retune.compiler.ops import FusionKind
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import inlined_by_default
@@ -27,6 +29,7 @@ from retune.compiler.schedule.default.shares import SMALL_SHARE, shares_of
 from retune.compiler.schedule.state import Inlined
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.te.prim_func import unique_name
+from retune.compiler.te.symbols import instantiate, symbols_of
 from retune.compiler.te.tensor import ComputeOp
 
 _CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", "qconv2d", "qconv3d", "qconv_phases2d")
@@ -169,7 +172,7 @@ def partition(
         weights[key] = weights.get(key, 0) + 1
         labels = tuple(node.name or node.output for node in group.nodes)
         kernels.append(FusedCall(tasks[key].name, tasks[key], inputs, (group.output,), labels))
-    shares = shares_of([task.dag for task in tasks.values()], [*weights.values()])
+    shares = shares_of([with_numbers(task.dag) for task in tasks.values()], [*weights.values()])
     return Partition(
         kernels=tuple(kernels),
         tasks=tuple(tasks.values()),
@@ -203,9 +206,19 @@ def _fusion(graph: Graph, target: Target, expressions: _ExpressionCache) -> Fusi
     fusion = fuse(graph)
     if target.traits.uses_threads:
         fusion = join_attention(
-            graph, with_wide_weights(graph, fusion), lambda group: find_row_blocks(expressions.of(group)[1]) is not None
+            graph,
+            with_wide_weights(graph, fusion),
+            lambda group: find_row_blocks(with_numbers(expressions.of(group)[1])) is not None,
         )
-    return join_producers(graph, fusion, lambda group: _nests(expressions.of(group)[1]))
+    return join_producers(graph, fusion, lambda group: _nests(with_numbers(expressions.of(group)[1])))
+
+
+def with_numbers(dag: ComputeDAG) -> ComputeDAG:
+    """The computation with likely numbers for symbolic extents: for choices that are right either way."""
+    symbols = symbols_of((*dag.inputs, *dag.outputs))
+    if not symbols:
+        return dag
+    return ComputeDAG(instantiate((*dag.inputs, *dag.outputs), {name: estimate(Dim.symbol(name)) for name in symbols}))
 
 
 def _nests(dag: ComputeDAG) -> int:
@@ -277,4 +290,5 @@ def _kernel_name(graph: Graph, group: FusedOp) -> str:
     if first.op in _STRIDED and max(first.ints("strides")) > 1:
         words.append(f"s{max(first.ints('strides'))}")
     words.append("x".join(map(str, graph.values[first.output].shape)) or "scalar")
-    return "_".join([*words, *(node.op for node in others)])[:_LONGEST]
+    # Symbolic extents are written as sums of products.
+    return re.sub(r"\W+", "_", "_".join([*words, *(node.op for node in others)]))[:_LONGEST]

@@ -11,7 +11,7 @@ from retune.compiler.core.errors import LoweringError
 from retune.compiler.core.packing import Packing
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition.memoize import memoize
-from retune.compiler.graph.partition.memory_plan import Request, plan_memory
+from retune.compiler.graph.partition.memory_plan import Request, plan_memory, share_slots
 from retune.compiler.graph.partition.partition import FusedCall, Partition
 from retune.compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
 from retune.compiler.runtime.buffers import aligned_array, constant_array, freeze
@@ -27,22 +27,7 @@ def to_plan(
 
     Raises: LoweringError when a kernel wants another layout of a value that is not a constant.
     """
-    table = _Table(graph, cut)
-    if release:
-        read = (*graph.outputs, *(name for call in cut.kernels for name in call.inputs))
-        table.unpacked = Counter(map(table.root, read))
-    for value in graph.inputs:
-        table.own(value.name)
-    calls = [
-        Call(
-            call.name,
-            tuple(_arguments(table, call, kernels[call.name])),
-            " + ".join(call.nodes),
-            0 if kernels[call.name].device is None else FIRST_GPU,
-        )
-        for call in cut.kernels
-    ]
-    outputs = tuple(table.output(name) for name in graph.outputs)
+    table, calls, outputs = _lay_out(graph, cut, kernels, release=release)
     offsets, arena = _plan_arena(table, calls)
     buffers = tuple(
         BufferSpec(spec.name, spec.shape, spec.dtype, spec.kind, spec.storage, offsets.get(spec.storage, 0))
@@ -52,8 +37,44 @@ def to_plan(
     return plan, table.constants
 
 
-def _arguments(table: "_Table", call: FusedCall, kernel: KernelArtifact) -> list[int]:
+def to_symbolic_plan(
+    graph: Graph, cut: Partition, kernels: Mapping[str, KernelArtifact]
+) -> tuple[Plan, tuple[int, ...], dict[int, Array]]:
+    """As `to_plan`, for a graph with symbolic shapes: a plan without offsets, the number of each buffer's slot in the
+    arena (-1 if it is elsewhere), and the constants. Buffers of one slot never live at the same step; slots lie
+    side by side, each as large as the largest of its buffers. Calls without a kernel pass all values but constants.
+    """
+    table, calls, outputs = _lay_out(graph, cut, kernels)
+    lives = _lives(table, calls)
+    slots = share_slots([Request(table.buffers[number].nbytes, *steps) for number, steps in lives.items()])
+    slot_of = dict(zip(lives, slots, strict=True))
+    inputs = tuple(range(len(graph.inputs)))
+    plan = Plan(graph.name, tuple(table.buffers), tuple(calls), inputs, outputs, 0)
+    return plan, tuple(slot_of.get(spec.storage, -1) for spec in table.buffers), table.constants
+
+
+def _lay_out(
+    graph: Graph, cut: Partition, kernels: Mapping[str, KernelArtifact], *, release: bool = False
+) -> tuple["_Table", list[Call], tuple[int, ...]]:
+    """The buffers, the calls, and the buffers of the outputs. Raises: as `to_plan`."""
+    table = _Table(graph, cut)
+    if release:
+        read = (*graph.outputs, *(name for call in cut.kernels for name in call.inputs))
+        table.unpacked = Counter(map(table.root, read))
+    for value in graph.inputs:
+        table.own(value.name)
+    calls = []
+    for call in cut.kernels:
+        kernel = kernels.get(call.name)
+        device = 0 if kernel is None or kernel.device is None else FIRST_GPU
+        calls.append(Call(call.name, tuple(_arguments(table, call, kernel)), " + ".join(call.nodes), device))
+    return table, calls, tuple(table.output(name) for name in graph.outputs)
+
+
+def _arguments(table: "_Table", call: FusedCall, kernel: KernelArtifact | None) -> list[int]:
     values = (*call.inputs, *call.outputs)
+    if kernel is None:
+        return [table.view(name) for name in values if name not in table.graph.constants]
     return [table.argument(name, spec) for name, spec in zip(values, kernel.args, strict=True)]
 
 
@@ -111,6 +132,11 @@ class _Table:
         value = self.graph.values[name]
         return self._add(name, value.shape, value.dtype, self.buffers[number].kind, number)
 
+    def view(self, name: str) -> int:
+        """The buffer of a value in its own shape."""
+        root = self.root(name)
+        return self.own(root) if root == name else self._beginning(name, self.own(root))
+
     def _beginning(self, name: str, number: int) -> int:
         """A view of the first elements of a buffer, in the shape of value `name`."""
         key = (name, None)
@@ -148,6 +174,13 @@ def _pack_constant(array: Array, packing: Packing | None) -> Array:
 
 def _plan_arena(table: _Table, calls: list[Call]) -> tuple[dict[int, int], int]:
     """Arena offsets of the intermediates by buffer number, and the arena's size."""
+    lives = _lives(table, calls)
+    memory = plan_memory([Request(table.buffers[number].nbytes, *steps) for number, steps in lives.items()])
+    return dict(zip(lives, memory.offsets, strict=True)), memory.arena_bytes
+
+
+def _lives(table: _Table, calls: list[Call]) -> dict[int, tuple[int, int]]:
+    """The first and the last call that uses each intermediate, by buffer number."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for step, call in enumerate(calls):
@@ -157,6 +190,4 @@ def _plan_arena(table: _Table, calls: list[Call]) -> tuple[dict[int, int], int]:
                 first.setdefault(root, step)
                 last[root] = step
     # Live ranges by first and last call: a buffer may share memory from the call after its last reader on.
-    numbers = sorted(first)
-    memory = plan_memory([Request(table.buffers[n].nbytes, first[n], last[n]) for n in numbers])
-    return dict(zip(numbers, memory.offsets, strict=True)), memory.arena_bytes
+    return {number: (first[number], last[number]) for number in sorted(first)}

@@ -14,6 +14,7 @@ import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Graph, Node
+from retune.compiler.ir.dims import Dim, estimate
 from retune.compiler.ops import OPS, POINTWISE
 
 _TILES = range(4, 9)
@@ -91,9 +92,11 @@ def _axis_to_pad(graph: Graph, node: Node, letters: Sequence[str], operand: int,
     batch = {*own} & {*letters[2]}
     size = prod(extent for letter, extent in zip(other_own, other.shape, strict=True) if letter not in batch)
     own_axes = [axis for axis, letter in enumerate(own) if letter not in other_own]
-    if len(own_axes) != 1 or size < least or value.dtype not in _FLOATS or value.name in graph.constants:
+    if len(own_axes) != 1 or estimate(size) < least or value.dtype not in _FLOATS or value.name in graph.constants:
         return None
     rows = value.shape[own_axes[0]]
+    if isinstance(rows, Dim):  # a symbolic kernel has smaller blocks for the rows that tiles leave over
+        return None
     return own_axes[0] if rows > _ONE_TILE and padded_extent(rows) != rows else None
 
 

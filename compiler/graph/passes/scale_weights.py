@@ -8,6 +8,7 @@ from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node, Value
 from retune.compiler.graph.passes.merge_products import is_product
 from retune.compiler.graph.passes.rules.views import reshape
+from retune.compiler.ir.dims import estimate
 
 _LARGEST_SHARE = 0.25
 """Most weights per element of the input. Scaled weights are not constant, so no layout is chosen for them: from 0.4 on
@@ -55,7 +56,7 @@ def _pays(graph: Graph, node: Node) -> bool:
     if not is_product(node):
         return False
     x, weight = (graph.values[name] for name in node.inputs)
-    few = prod(weight.shape[:-2]) == 1 and weight.size <= _LARGEST_SHARE * x.size
+    few = prod(weight.shape[:-2]) == 1 and weight.size <= _LARGEST_SHARE * estimate(x.size)
     return few and is_float(x.dtype) and x.dtype not in HALVES and weight.dtype == x.dtype  # halves might overflow
 
 

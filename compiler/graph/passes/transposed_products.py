@@ -15,6 +15,7 @@ from string import ascii_lowercase
 from retune.compiler.graph.builder import GraphBuilder, rewrite, rewrite_until_stable
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.passes.rules.layout_rules import merge_reshapes
+from retune.compiler.ir.dims import estimate
 
 Words = tuple[str, str, str]
 """The letters of the axes of both operands and of the result."""
@@ -133,7 +134,7 @@ def _reading_untransposed(builder: GraphBuilder, node: Node) -> str | None:
 def _uses(words: Sequence[str], other: tuple[int, ...], index: int) -> int:
     """Number of products that use an element of operand `index`; `other` is the shape of the other operand."""
     letters = zip(words[1 - index], other, strict=True)
-    return prod(extent for letter, extent in letters if letter not in words[index])
+    return estimate(prod(extent for letter, extent in letters if letter not in words[index]))
 
 
 def _is_seldom_used(graph: Graph, name: str, readers: Sequence[Node]) -> bool:

@@ -22,7 +22,9 @@ from retune.compiler.graph.passes.rules.slice_rules import (
     slice_before_concat,
 )
 from retune.compiler.graph.passes.rules.views import reshape
+from retune.compiler.ir.dims import Dim
 from retune.compiler.ops import OPS, FusionKind
+from retune.compiler.ops.op import broadcast_shapes
 
 _REDUCTIONS = ("reduce_prod", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
 
@@ -206,10 +208,12 @@ def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int
     if not builder.value(name).shape:
         return name
     wanted = reshaped_broadcast(builder.value(name).shape, shape, x.shape)
-    if wanted is None and array is not None and np.broadcast_shapes(array.shape, shape) == shape and _is_uniform(array):
+    is_static = not isinstance(x.size, Dim)
+    channels = None if isinstance(x.shape[-1], Dim) else x.shape[-1]
+    if wanted is None and array is not None and channels is not None and _scales(array, shape):
         # A scale that is repeated for each channel of another axis.
-        return builder.constant(np.full(x.shape[-1:], array.flat[0], array.dtype), name)
-    if wanted is None and array is not None and free and x.size <= _MOST_REPEATED:
+        return builder.constant(np.full((channels,), array.flat[0], array.dtype), name)
+    if wanted is None and array is not None and free and is_static and x.size <= _MOST_REPEATED:
         if np.broadcast_shapes(array.shape, shape) != shape:
             return None
         return builder.constant(np.broadcast_to(array, shape).reshape(x.shape), name)
@@ -218,8 +222,10 @@ def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int
     return None if wanted is None else reshape(builder, name, wanted)
 
 
-def _is_uniform(array: Array) -> bool:
-    return bool(array.size) and bool((array == array.flat[0]).all())
+def _scales(array: Array, shape: tuple[int, ...]) -> bool:
+    """Whether an array has one number for all elements of a value of `shape`."""
+    is_uniform = bool(array.size) and bool((array == array.flat[0]).all())
+    return is_uniform and broadcast_shapes(array.shape, shape) == shape
 
 
 def sink_transpose_of_reshape(builder: GraphBuilder, node: Node) -> str | None:

@@ -5,6 +5,8 @@ from itertools import accumulate, pairwise
 from math import prod
 from operator import mul
 
+from retune.compiler.ir.dims import estimate, same
+
 
 def reshaped_broadcast(
     operand: tuple[int, ...], after: tuple[int, ...], before: tuple[int, ...]
@@ -38,8 +40,8 @@ def aligned_axes(
         left = right = 1
         # Two-pointer merge of the prefix products: the smaller product takes the next axis until both are equal, which
         # closes a group.
-        while left != right or (first, second) == (start, other):
-            if second >= len(right_shape) or (first < len(left_shape) and left <= right):
+        while not same(left, right) or (first, second) == (start, other):
+            if second >= len(right_shape) or (first < len(left_shape) and estimate(left) <= estimate(right)):
                 left, first = left * left_shape[first], first + 1
             else:
                 right, second = right * right_shape[second], second + 1

@@ -1,0 +1,189 @@
+"""Compiles a region with symbolic dimensions once for all shapes that its guards allow.
+
+The graph passes and the partition see symbolic extents: what they decide by order becomes a guard, and extents that are
+not known to be equal are taken to be unequal. Each group of nodes becomes a kernel that takes sizes, or, where there is
+none, a region that is compiled for each shape.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from retune.compiler.core.errors import DefinitionError, LoweringError
+from retune.compiler.core.target import Target
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.graph.ir import Array, Graph, Node, Value
+from retune.compiler.graph.partition.partition import FusedCall, Partition, partition, with_numbers
+from retune.compiler.graph.partition.to_plan import to_symbolic_plan
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.region import Param
+from retune.compiler.graph.symbolic import SymbolicGraph, likely_graph, substitute_attr
+from retune.compiler.graph.symbolic_region import RegionBytes, SymbolicRegion
+from retune.compiler.ir.dims import Assumptions, Dim, Guard, substitute
+from retune.compiler.ir.guards import strongest
+from retune.compiler.lower.symbolic import Unsupported
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.kernel_row import KernelRow
+from retune.compiler.runtime.loader import MOST_SYMBOLS
+from retune.compiler.vm.kernel_store import STORE, named_by_content
+from retune.compiler.vm.saved_program import decoded_region
+from retune.compiler.vm.symbolic_plan import SymbolicPlan, SymbolicPlanRegion
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicNetwork:
+    """A compiled region: its kernels, and a row on each."""
+
+    region: SymbolicPlanRegion
+    kernels: tuple[KernelArtifact, ...]
+    coverage: tuple[KernelRow, ...]
+
+
+def compile_symbolic(
+    region: SymbolicRegion,
+    constants: Mapping[str, Array],
+    target: Target,
+    threads: int,
+    constant_name: Callable[[Array], str],
+) -> SymbolicNetwork | Unsupported:
+    """The region for all shapes of its graph for large sizes, or why there is none. `constants` are those that it reads
+    and the inputs that are the same array in every call; `constant_name` gives a constant of the plan a name.
+    """
+    if set(region.determining) - constants.keys():
+        return Unsupported(f"its shapes depend on the values of {', '.join(region.determining)}")
+    likely = likely_graph(region.variants)
+    if likely is None or not likely[0].constants <= constants.keys():
+        return Unsupported("no numbers are known that its guards allow")
+    variant, numbers = likely
+    if len(numbers) > MOST_SYMBOLS:
+        return Unsupported(f"it has more than {MOST_SYMBOLS} symbolic extents")
+    renaming = {name: f"{re.sub(r'[^A-Za-z0-9]+', '_', name)}_{number}" for number, name in enumerate(numbers)}
+    dims = {name: Dim.symbol(f"n_{new}") for name, new in renaming.items()}
+    guards = tuple(_rename(variant.guards, dims))
+    try:
+        with Assumptions({str(dims[name]): number for name, number in numbers.items()}, guards) as assumed:
+            graph = optimize(variant.static(dims, constants))
+            cut = named_by_content(partition(graph, target, hardware_of(target, threads)))
+            flops = {task.name: with_numbers(task.dag).flop_count for task in cut.tasks}
+    except (DefinitionError, LoweringError, TypeError) as error:
+        return Unsupported(str(error))
+    built = {task.name: STORE.build_symbolic(task) for task in cut.tasks}
+    made = _region(region, graph, cut, built, assumed, guards, constant_name)
+    rows = tuple(
+        KernelRow(task.name, task.workload_key, weight, flops[task.name], tunable=tunable, note=_note(built[task.name]))
+        for task, weight, tunable in zip(cut.tasks, cut.weights, cut.tunable, strict=True)
+    )
+    return SymbolicNetwork(made, tuple(kernel for kernel in built.values() if isinstance(kernel, KernelArtifact)), rows)
+
+
+def _note(built: KernelArtifact | Unsupported) -> str:
+    return f"compiled for each shape: {built.reason}" if isinstance(built, Unsupported) else ""
+
+
+def _rename(guards: tuple[Guard, ...], dims: Mapping[str, Dim]) -> Iterator[Guard]:
+    for guard in guards:
+        dim = substitute(guard.dim, dims)
+        if isinstance(dim, Dim):
+            yield replace(guard, dim=dim)
+
+
+def _region(
+    region: SymbolicRegion,
+    graph: Graph,
+    cut: Partition,
+    built: Mapping[str, KernelArtifact | Unsupported],
+    assumed: Assumptions,
+    guards: tuple[Guard, ...],
+    constant_name: Callable[[Array], str],
+) -> SymbolicPlanRegion:
+    kernels = {name: kernel for name, kernel in built.items() if isinstance(kernel, KernelArtifact)}
+    with assumed:
+        plan, slots, arrays = to_symbolic_plan(graph, cut, kernels)
+    symbolic = SymbolicPlan(replace(plan, name=region.name), slots, strongest((*guards, *assumed.guards)))
+    groups: dict[str, bytes] = {}
+    names: list[str] = []
+    for call in cut.kernels:
+        if call.name not in kernels and call.name not in groups:
+            group = _group(graph, call, symbolic.symbols, constant_name)
+            groups[call.name] = group.to_bytes()
+            names += group.constants
+    buffers = {number: constant_name(array) for number, array in arrays.items()}
+    symbolic.verify(kernels, arrays)
+    return SymbolicPlanRegion(
+        name=region.name,
+        inputs=region.inputs,
+        constants=tuple(dict.fromkeys((*region.constants, *buffers.values(), *names))),
+        determining=region.determining,
+        results=region.results,
+        plan=symbolic,
+        buffers=buffers,
+        general=region.to_bytes(),
+        groups=groups,
+        reasons={name: reason.reason for name, reason in built.items() if isinstance(reason, Unsupported)},
+        read=decoded_region,
+    )
+
+
+_SMALL = 16
+"""Elements of constants that are kept in the graph of a group."""
+
+
+def _group(
+    graph: Graph, call: FusedCall, symbols: tuple[str, ...], constant_name: Callable[[Array], str]
+) -> SymbolicRegion:
+    """The nodes of a call as a region. Its last input has the values of the symbols, in order."""
+    nodes = _nodes_of(graph, call)
+    sizes = f"{call.name}_sizes"
+    dims = {symbol: Dim.symbol(f"{sizes}[{number}]") for number, symbol in enumerate(symbols)}
+    # Also constants that kernels would have as literals, which are no arguments of the call.
+    read = dict.fromkeys(name for node in nodes for name in node.inputs if name in graph.constants)
+    small = {name: graph.constants[name] for name in read if graph.constants[name].size <= _SMALL}
+    names = {name: constant_name(graph.constants[name]) for name in read if name not in small}
+    fed = [name for name in call.inputs if name not in graph.constants]
+    produced = [node.output for node in nodes]
+    values = {names.get(name, name): graph.values[name] for name in (*fed, *read, *produced)}
+    values = {
+        name: Value(name, tuple(substitute(dim, dims) for dim in value.shape), value.dtype)
+        for name, value in values.items()
+    }
+    values[sizes] = Value(sizes, (len(symbols),), "int64")
+    moved = tuple(
+        replace(
+            node,
+            inputs=tuple(names.get(name, name) for name in node.inputs),
+            attrs={key: substitute_attr(attr, dims) for key, attr in node.attrs.items()},
+        )
+        for node in nodes
+    )
+    inputs = tuple(values[name] for name in dict.fromkeys((*fed, *names.values(), sizes)))
+    own = Graph(call.name, inputs, call.outputs, moved, small, values)
+    results = [values[name] for name in call.outputs]
+    return SymbolicRegion(
+        name=call.name,
+        inputs=(*fed, sizes),
+        constants=tuple(dict.fromkeys(names.values())),
+        determining=(sizes,),
+        results=tuple(Param(value.name, value.dtype, tuple(map(_extent_or_none, value.shape))) for value in results),
+        variants=(SymbolicGraph(own, (), frozenset((*names.values(), sizes))),),
+        origin=RegionBytes("group", b"-"),
+        read=_no_origin,
+    )
+
+
+def _extent_or_none(extent: int) -> int | None:
+    return None if isinstance(extent, Dim) else extent
+
+
+def _no_origin(kind: str, data: bytes) -> NoReturn:
+    raise DefinitionError(f"a group of nodes has no other form ({len(data)} bytes of {kind})")
+
+
+def _nodes_of(graph: Graph, call: FusedCall) -> list[Node]:
+    """The nodes that a call computes, in order."""
+    wanted, nodes = {*call.outputs}, list[Node]()
+    for node in reversed(graph.nodes):
+        if not wanted.isdisjoint(node.outputs):
+            nodes.append(node)
+            wanted |= {name for name in node.inputs if name not in call.inputs}
+    return nodes[::-1]

@@ -1,0 +1,223 @@
+"""Regions that are compiled once for all shapes: what they compute, what stays per shape, and what is refused."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from retune.compiler import vm
+from retune.compiler.core.errors import ArtifactError
+from retune.compiler.graph.program import MAIN
+from retune.compiler.runtime.device import cpu
+from retune.compiler.runtime.executor.plan import BufferKind, Plan
+from retune.compiler.vm.kernel_store import STORE
+from retune.compiler.vm.saved_program import decoded_region
+from retune.compiler.vm.symbolic_plan import SymbolicPlan, SymbolicPlanRegion
+from tests.support.dynamic_models import attention, floats, model, reference, tensor
+from tests.support.fresh_process import run_afresh
+
+node = helper.make_node
+WEIGHTS = {"w": floats(8, 24), "v": floats(24, 8), "scale": floats(8)}
+
+
+def block() -> onnx.ModelProto:
+    """x + relu(x w) v, normalized, and its mean over the rows: shapes of two symbols."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["up"]),
+        node("Relu", ["up"], ["positive"]),
+        node("MatMul", ["positive", "v"], ["down"]),
+        node("Add", ["x", "down"], ["sum"]),
+        node("LayerNormalization", ["sum", "scale"], ["out"]),
+        node("ReduceMean", ["out", "rows"], ["mean"], keepdims=0),
+    ]
+    outputs = [tensor("out", ["b", "n", 8]), tensor("mean", ["b", 8])]
+    return model(nodes, [tensor("x", ["b", "n", 8])], outputs, {**WEIGHTS, "rows": np.array([1])})
+
+
+def ranked() -> onnx.ModelProto:
+    """The two largest of each row of a product, which symbolic kernels do not rank, with a bias."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["y"]),
+        node("TopK", ["y", "two"], ["top", "places"], axis=1),
+        node("Add", ["top", "bias"], ["out"]),
+    ]
+    outputs = [tensor("out", ["n", 2]), tensor("places", ["n", 2], TensorProto.INT64)]
+    return model(nodes, [tensor("x", ["n", 8])], outputs, {"w": WEIGHTS["w"], "two": np.array([2]), "bias": floats(2)})
+
+
+def first_rows() -> onnx.ModelProto:
+    """x + table[:n], which has seven rows."""
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Slice", ["shape", "zero", "one"], ["n"]),
+        node("Slice", ["table", "zero", "n", "zero"], ["rows"]),
+        node("Add", ["x", "rows"], ["out"]),
+    ]
+    constants = {"table": floats(7, 4), "zero": np.array([0]), "one": np.array([1])}
+    return model(nodes, [tensor("x", ["n", 4])], [tensor("out", [None, 4])], constants)
+
+
+def machine_of(source: onnx.ModelProto, **options: Any) -> vm.VirtualMachine:
+    code, library = vm.compile(source, threads=2).save()
+    exe = vm.Executable.load_exec(code, library)
+    return vm.VirtualMachine(exe, cpu(), options=vm.VMOptions(**options))
+
+
+def check(machine: vm.VirtualMachine, source: onnx.ModelProto, *shape: int) -> None:
+    x = floats(*shape, seed=len(shape))
+    results = machine.run(x)
+    for ours, theirs in zip(
+        [results] if isinstance(results, np.ndarray) else results, reference(source, {"x": x}), strict=True
+    ):
+        assert ours.shape == theirs.shape
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["needed", "never"])
+def test_kernels_serve_all_sizes_and_nothing_is_compiled(policy: str) -> None:
+    source = block()
+    machine = machine_of(source, specialize=policy)
+    before = STORE.use.asked
+    for shape in ((1, 1), (1, 5), (3, 33), (2, 5), (1, 128), (0, 4), (5, 1), (1, 5)):
+        check(machine, source, *shape, 8)
+    assert STORE.use.asked == before
+    assert machine.specializations() == ()
+
+
+def test_rows_without_elements_are_summed_to_what_numpy_says() -> None:
+    exe = vm.compile(block())
+    out, mean = vm.VirtualMachine(exe).run(np.zeros((2, 0, 8), np.float32))
+    assert out.shape == (2, 0, 8)
+    assert mean.shape == (2, 8)
+
+
+def test_a_saved_network_serves_new_sizes_without_the_compiler(tmp_path: Path) -> None:
+    path = vm.compile(attention()).export_library(tmp_path / "net.retune")
+    x = floats(2, 5, 8)
+    y, modules = run_afresh(path, x)
+    np.testing.assert_allclose(y, reference(attention(), {"x": x})[0], rtol=1e-4, atol=1e-4)
+    parts = ("frontend", "codegen", "driver", "schedule", "vm.specialize", "graph.symbolic")
+    assert not [name for name in modules if name.startswith(tuple(f"retune.compiler.{part}" for part in parts))]
+
+
+def test_a_group_without_a_symbolic_kernel_is_compiled_for_each_shape_and_named() -> None:
+    exe = vm.compile(ranked())
+    (region,) = exe.program.regions()
+    assert isinstance(region, SymbolicPlanRegion)
+    assert region.groups.keys() == exe.per_shape.keys()
+    assert any("ranks elements" in reason for reason in exe.per_shape.values())
+    machine = machine_of(ranked())
+    for rows in (3, 7, 3, 1):
+        check(machine, ranked(), rows, 8)
+    reports = machine.specializations()
+    assert {report.region for report in reports} == set(region.groups)
+    assert len(reports) == 3 * len(region.groups)
+
+
+def test_sizes_that_the_guards_exclude_are_compiled_when_they_are_seen() -> None:
+    source = first_rows()
+    machine = machine_of(source)
+    for rows in (3, 7, 0):
+        check(machine, source, rows, 4)
+    assert machine.specializations() == ()
+    check(machine, source, 1, 4)
+    with pytest.raises(ValueError, match="broadcast"):
+        machine.run(floats(9, 4))
+    check(machine, source, 5, 4)
+
+
+@pytest.mark.parametrize("policy", ["now", "background"])
+def test_shapes_may_be_compiled_all_the_same(policy: str) -> None:
+    machine = machine_of(block(), specialize=policy)
+    for shape in ((1, 5), (3, 7), (1, 5)):
+        check(machine, block(), *shape, 8)
+    assert len(machine.specializations()) == 2
+
+
+def test_many_sizes_leave_no_state() -> None:
+    machine = machine_of(block())
+    rng = np.random.default_rng(0)
+    reserved = []
+    for number in range(300):
+        machine.run(floats(int(rng.integers(0, 4)), int(rng.integers(0, 40)), 8))
+        if number in (99, 299):
+            reserved.append(machine._resources.allocator.reserved)  # type: ignore[attr-defined]
+    assert reserved[1] <= 2 * reserved[0]
+    assert machine.specializations() == ()
+
+
+def test_a_profile_names_symbolic_kernels() -> None:
+    exe = vm.compile(block(), threads=1)
+    (region,) = exe.program.regions()
+    assert isinstance(region, SymbolicPlanRegion)
+    report = vm.VirtualMachine(exe).profile(floats(2, 5, 8))
+    assert set(region.kernels) <= {call["Name"] for call in report.calls}
+
+
+# Damage
+
+
+def _region() -> tuple[vm.Executable, SymbolicPlanRegion]:
+    exe = vm.compile(block())
+    (region,) = exe.program.regions()
+    assert isinstance(region, SymbolicPlanRegion)
+    return exe, region
+
+
+def _with_plan(exe: vm.Executable, region: SymbolicPlanRegion, plan: SymbolicPlan) -> vm.Executable:
+    (call,) = exe.program.main.body
+    changed = replace(call, region=replace(region, plan=plan))  # type: ignore[arg-type]
+    main = replace(exe.program.main, body=(changed,))
+    return vm.Executable(replace(exe.program, functions={MAIN: main}), exe.library)
+
+
+def _wider(plan: Plan) -> Plan:
+    index = next(number for number, spec in enumerate(plan.buffers) if spec.kind is BufferKind.INTERMEDIATE)
+    buffers = list(plan.buffers)
+    buffers[index] = replace(buffers[index], shape=(*buffers[index].shape, 2))
+    return replace(plan, buffers=tuple(buffers))
+
+
+def _one_slot(slots: Sequence[int]) -> tuple[int, ...]:
+    return tuple(min(slot, 0) for slot in slots)
+
+
+def test_a_plan_that_would_touch_foreign_memory_is_refused() -> None:
+    exe, region = _region()
+    plan = region.plan
+    short = replace(plan.plan, calls=(replace(plan.plan.calls[0], buffers=plan.plan.calls[0].buffers[1:]),))
+    for broken, message in (
+        (replace(plan, plan=_wider(plan.plan)), "argument"),
+        (replace(plan, slots=_one_slot(plan.slots)), "read only, or another argument"),
+        (replace(plan, slots=plan.slots[1:]), "slots for"),
+        (replace(plan, plan=short), "takes"),
+        (replace(plan, plan=replace(plan.plan, outputs=(999,))), "no buffer 999"),
+        (replace(plan, plan=replace(plan.plan, inputs=plan.plan.outputs)), "no input"),
+    ):
+        with pytest.raises(ArtifactError, match=message):
+            vm.VirtualMachine(_with_plan(exe, region, broken))
+
+
+def test_a_wrong_kernel_shows_in_the_result() -> None:
+    """A planted fault: the sizes of two symbols exchanged."""
+    exe, region = _region()
+    text = json.dumps(region.plan.to_json()).replace("n_b_0", "n_x").replace("n_n_1", "n_b_0").replace("n_x", "n_n_1")
+    swapped = SymbolicPlan.from_json(json.loads(text))
+    with pytest.raises((ArtifactError, AssertionError)):
+        check(vm.VirtualMachine(_with_plan(exe, region, swapped)), block(), 2, 5, 8)
+
+
+def test_a_region_that_is_read_equals_the_one_that_was_written() -> None:
+    _, region = _region()
+    data = region.to_bytes()
+    again = SymbolicPlanRegion.from_bytes(data, decoded_region)
+    assert again.plan == region.plan
+    assert again.to_bytes() == data
+    with pytest.raises(ArtifactError):
+        SymbolicPlanRegion.from_bytes(data[:-40], decoded_region)
