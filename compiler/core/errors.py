@@ -144,6 +144,10 @@ class ArtifactError(RetuneError):
     """A compiled network cannot be saved or loaded."""
 
 
+class RowLengthError(ArtifactError):
+    """A symbolic kernel keeps rows on the stack of a thread, and rows of these sizes are too long for it."""
+
+
 class MachineError(RetuneError, RuntimeError):
     """The virtual machine cannot continue: a statement got a value that does not fit, or the arguments are invalid."""
 

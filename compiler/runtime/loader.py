@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import llvmlite.binding as llvm
 
-from retune.compiler.core.errors import ArtifactError
+from retune.compiler.core.errors import ArtifactError, RowLengthError
 from retune.compiler.runtime.arguments import Buffer as Buffer
 from retune.compiler.runtime.arguments import address_of, check_count, check_overlap, check_threads
 from retune.compiler.runtime.artifact import TOO_LONG, KernelArtifact
@@ -107,7 +107,7 @@ class BoundKernel:
         artifact = self._kernel.artifact
         if artifact.symbols and code == TOO_LONG:
             sizes = {name: size.value for name, size in zip(artifact.symbols, self._sizes, strict=True)}
-            raise ArtifactError(
+            raise RowLengthError(
                 f"kernel {artifact.name}: no stack holds its rows for the sizes {sizes}; compile it for this shape"
             )
         raise ArtifactError(f"kernel {artifact.name} failed with code {code}")

@@ -5,7 +5,7 @@ region of a `HostCall` to NumPy.
 """
 
 import importlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from retune.compiler.core.errors import ArtifactError
@@ -14,30 +14,11 @@ from retune.compiler.graph.region import Region
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.loader import Kernel
-from retune.compiler.vm.kernel_run import Note
 from retune.compiler.vm.plan_region import PlanRegion
 from retune.compiler.vm.plan_run import POOL, Callee, PlanRun
 from retune.compiler.vm.resources import BACKGROUND, NOW, Resources
 from retune.compiler.vm.symbolic_plan import SymbolicPlanRegion
-from retune.compiler.vm.symbolic_run import SymbolicRun
-
-
-class SymbolicCallee:
-    """A plan for all shapes that its guards allow; other shapes are compiled when they are seen."""
-
-    def __init__(self, run: SymbolicRun, otherwise: Callable[[], Callee]) -> None:
-        """`otherwise` makes what computes the other shapes."""
-        self._run = run
-        self._make = otherwise
-        self._otherwise: Callee | None = None
-
-    def __call__(self, inputs: Sequence[Array], note: Note | None = None) -> Sequence[Array]:
-        """The outputs, new arrays. Raises: an error of ours when the inputs do not fit."""
-        if self._run.takes(inputs):
-            return self._run(inputs, note)
-        if self._otherwise is None:
-            self._otherwise = self._make()
-        return self._otherwise(inputs)
+from retune.compiler.vm.symbolic_run import SymbolicCallee, SymbolicRun
 
 
 class Callees:

@@ -29,7 +29,7 @@ from retune.compiler.vm.kernel_store import STORE
 from retune.compiler.vm.plan_run import Callee, DeviceRun, PlanRun
 from retune.compiler.vm.resources import BACKGROUND, NEVER, Resources
 from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
-from retune.compiler.vm.symbolic_run import SymbolicRun
+from retune.compiler.vm.symbolic_run import SymbolicCallee, SymbolicRun
 from retune.compiler.vm.values import tensors_of
 
 _log = logging.getLogger(__name__)
@@ -98,11 +98,10 @@ class RegionCompiler:
         it for many shapes.
         """
         evaluate = partial(self.evaluate_region, region, fixed)
-        return (
-            evaluate
-            if is_host
-            else SpecializedRegion(region, fixed, self, evaluate if run is None else _either(run, evaluate))
-        )
+        if is_host:
+            return evaluate
+        meanwhile = evaluate if run is None else SymbolicCallee(run, lambda: evaluate)
+        return SpecializedRegion(region, fixed, self, meanwhile)
 
     def evaluate_region(self, region: Region, fixed: Mapping[str, Array], inputs: Sequence[Any]) -> list[Any]:
         """The results of a region by NumPy, in arrays that kernels can read. `inputs` has those that are not `fixed`.
@@ -149,11 +148,6 @@ class RegionCompiler:
             run = PlanRun(network, list(kernels.values()), self._resources)
         built = STORE.use.built - before
         return run, Specialization(name, dict(shapes), network.coverage, time.perf_counter() - start, built)
-
-
-def _either(run: SymbolicRun, evaluate: Callee) -> Callee:
-    """`run` for inputs that it takes, `evaluate` for others."""
-    return lambda inputs: run(inputs) if run.takes(inputs) else evaluate(inputs)
 
 
 def _passed_inputs(region: Region, fixed: Mapping[str, Array]) -> list[str]:

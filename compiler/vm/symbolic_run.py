@@ -3,14 +3,15 @@
 A new shape costs the evaluation of a few formulas: nothing is compiled, and nothing is kept of earlier shapes.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
 from retune.compiler.core.dtype import item_bytes
-from retune.compiler.core.errors import MachineError
+from retune.compiler.core.errors import MachineError, RowLengthError
 from retune.compiler.ir.dims import Dim, dim_to_json, substitute
 from retune.compiler.runtime.artifact import ALIGNMENT, MOST_SIZE, Array
 from retune.compiler.runtime.buffers import address
@@ -22,6 +23,8 @@ from retune.compiler.vm.plan_run import Callee
 from retune.compiler.vm.resources import Resources
 from retune.compiler.vm.symbolic_plan import SymbolicPlan
 from retune.compiler.vm.values import describe
+
+_log = logging.getLogger(__name__)
 
 _MOST_BYTES = float(1 << 62)
 
@@ -242,3 +245,24 @@ class SymbolicRun:
                 arena = self._arena.array(self._shapes.arena_bytes)
                 return arena[begin : begin + nbytes].view(self._dtypes[number]).reshape(shape)
         return whole.reshape(-1)[: int(np.prod(shape))].reshape(shape)
+
+
+class SymbolicCallee:
+    """A plan for all shapes that its guards allow; other shapes are compiled when they are seen."""
+
+    def __init__(self, run: SymbolicRun, otherwise: Callable[[], Callee]) -> None:
+        """`otherwise` makes what computes the other shapes."""
+        self._run = run
+        self._make = otherwise
+        self._otherwise: Callee | None = None
+
+    def __call__(self, inputs: Sequence[Array], note: Note | None = None) -> Sequence[Array]:
+        """The outputs, new arrays. Raises: an error of ours when the inputs do not fit."""
+        if self._run.takes(inputs):
+            try:
+                return self._run(inputs, note)
+            except RowLengthError as error:
+                _log.debug("compiled for this shape: %s", error)
+        if self._otherwise is None:
+            self._otherwise = self._make()
+        return self._otherwise(inputs)

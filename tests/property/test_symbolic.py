@@ -8,7 +8,7 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.codegen.build import build_kernel, build_symbolic_kernel
-from retune.compiler.core.errors import ArtifactError
+from retune.compiler.core.errors import RowLengthError
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.ir.expr import Expr, dim_expr
@@ -127,7 +127,7 @@ def test_rows_that_no_stack_holds_are_an_error() -> None:
     program, rng = _attention(te.symbol("n"), te.symbol("m")), np.random.default_rng(0)
     artifact = build(program)
     assert not isinstance(artifact, Unsupported)
-    with pytest.raises(ArtifactError, match=r"no stack holds its rows for the sizes \{'m': 49089, 'n': 2\}"):
+    with pytest.raises(RowLengthError, match=r"no stack holds its rows for the sizes \{'m': 49089, 'n': 2\}"):
         check(artifact, program, {"n": 2, "m": 49_089}, rng, threads=1)
 
 
