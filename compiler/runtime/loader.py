@@ -106,7 +106,7 @@ class BoundKernel:
         self._kernel.errors.reraise()
         artifact = self._kernel.artifact
         if artifact.symbols and code == TOO_LONG:
-            sizes = {name: size.value for name, size in zip(artifact.symbols, self._sizes, strict=True)}
+            sizes = dict(zip(artifact.symbols, self._sizes, strict=True))
             raise RowLengthError(
                 f"kernel {artifact.name}: no stack holds its rows for the sizes {sizes}; compile it for this shape"
             )

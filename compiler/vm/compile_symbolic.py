@@ -5,6 +5,7 @@ not known to be equal are taken to be unequal. Each group of nodes becomes a ker
 none, a region that is compiled for each shape.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from retune.compiler.runtime.loader import MOST_SYMBOLS
 from retune.compiler.vm.kernel_store import STORE, named_by_content
 from retune.compiler.vm.saved_program import decoded_region
 from retune.compiler.vm.symbolic_plan import SymbolicPlan, SymbolicPlanRegion
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,10 @@ def compile_symbolic(
             graph = optimize(variant.static(dims, constants))
             cut = named_by_content(partition(graph, target, hardware_of(target, threads)))
             flops = {task.name: with_numbers(task.dag).flop_count for task in cut.tasks}
-    except (DefinitionError, LoweringError, TypeError) as error:
+    except (DefinitionError, LoweringError) as error:
+        return Unsupported(str(error))
+    except TypeError as error:  # a pass took a symbolic extent for a number, which is a bug of ours
+        _log.warning("region %s is compiled for each shape: %s", region.name, error, exc_info=error)
         return Unsupported(str(error))
     built = {task.name: STORE.build_symbolic(task) for task in cut.tasks}
     made = _region(region, graph, cut, built, assumed, guards, constant_name)

@@ -37,6 +37,8 @@ _STRIDED = (*_CONVOLUTIONS, "max_pool2d", "avg_pool2d")
 # Names become file names in archives and symbols of libraries, with prefixes and suffixes: 255 bytes are the limit.
 _LONGEST = 96
 """Maximal length of a kernel's name."""
+_ROWS = 32
+"""Most rows of a block of attention's scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +216,14 @@ def _fusion(graph: Graph, target: Target, expressions: _ExpressionCache) -> Fusi
 
 
 def with_numbers(dag: ComputeDAG) -> ComputeDAG:
-    """The computation with likely numbers for symbolic extents: for choices that are right either way."""
+    """The computation with likely numbers for symbolic extents, for choices that are right either way: multiples of the
+    rows of a block, since symbolic kernels take any number of rows.
+    """
     symbols = symbols_of((*dag.inputs, *dag.outputs))
     if not symbols:
         return dag
-    return ComputeDAG(instantiate((*dag.inputs, *dag.outputs), {name: estimate(Dim.symbol(name)) for name in symbols}))
+    numbers = {name: -(-estimate(Dim.symbol(name)) // _ROWS) * _ROWS for name in symbols}
+    return ComputeDAG(instantiate((*dag.inputs, *dag.outputs), numbers))
 
 
 def _nests(dag: ComputeDAG) -> int:

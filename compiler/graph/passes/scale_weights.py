@@ -56,7 +56,7 @@ def _pays(graph: Graph, node: Node) -> bool:
     if not is_product(node):
         return False
     x, weight = (graph.values[name] for name in node.inputs)
-    few = prod(weight.shape[:-2]) == 1 and weight.size <= _LARGEST_SHARE * estimate(x.size)
+    few = prod(weight.shape[:-2]) == 1 and estimate(weight.size) <= _LARGEST_SHARE * estimate(x.size)
     return few and is_float(x.dtype) and x.dtype not in HALVES and weight.dtype == x.dtype  # halves might overflow
 
 

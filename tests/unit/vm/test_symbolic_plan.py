@@ -132,6 +132,22 @@ def test_sizes_that_the_guards_exclude_are_compiled_when_they_are_seen() -> None
     check(machine, source, 5, 4)
 
 
+def test_rows_that_no_stack_holds_are_compiled_when_they_are_seen() -> None:
+    nodes = [
+        node("MatMul", ["q", "k"], ["scores"]),
+        node("Softmax", ["scores"], ["weights"], axis=-1),
+        node("MatMul", ["weights", "v"], ["out"]),
+    ]
+    inputs = [tensor("q", [8, "n", 32]), tensor("k", [8, 32, "m"]), tensor("v", [8, "m", 32])]
+    source = model(nodes, inputs, [tensor("out", [8, "n", 32])], {})
+    machine = machine_of(source)
+    for columns, compiled in ((7, 0), (50_000, 1), (9, 1)):
+        arrays = {"q": floats(8, 2, 32), "k": floats(8, 32, columns), "v": floats(8, columns, 32)}
+        (wanted,) = reference(source, arrays)
+        np.testing.assert_allclose(machine.run(**arrays), wanted, rtol=1e-4, atol=1e-4)
+        assert len(machine.specializations()) == compiled
+
+
 @pytest.mark.parametrize("policy", ["now", "background"])
 def test_shapes_may_be_compiled_all_the_same(policy: str) -> None:
     machine = machine_of(block(), specialize=policy)
