@@ -11,7 +11,7 @@ import numpy as np
 from retune.compiler import te
 from retune.compiler.core.dtype import sum_type
 from retune.compiler.ir.expr import Expr
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, widen
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, reciprocal, widen
 from retune.compiler.te.reduction import Axis
 from retune.compiler.te.tensor import Tensor
 
@@ -47,7 +47,7 @@ def _normal_values(
     size = source.shape[axis] // groups if groups else 1
     wide = sum_type(source.dtype)
     # A factor in place of a division for every row.
-    share = 1.0 / (size * math.prod(source.shape[axis] for axis in axes))
+    share = reciprocal(size * math.prod(source.shape[axis] for axis in axes), wide)
 
     def row(point: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return tuple(point[dim] for dim in other_axes)

@@ -17,7 +17,7 @@ from retune.compiler.core.dtype import Array as Array
 from retune.compiler.core.dtype import sum_type
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.dims import Dim, same
-from retune.compiler.ir.expr import Const, Expr
+from retune.compiler.ir.expr import Const, Expr, as_expr
 from retune.compiler.te.reduction import Axis
 from retune.compiler.te.tensor import Tensor
 
@@ -276,6 +276,11 @@ def summed_product(dtype: str, lhs: Expr, rhs: Expr, axes: Sequence[Axis]) -> Ex
     wide = sum_type(dtype)
     term = te.cast(wide, lhs) * te.cast(wide, rhs)
     return te.cast(dtype, te.sum(term, axes) if axes else term)
+
+
+def reciprocal(count: int, dtype: str) -> Expr | float:
+    """1 / count, of `dtype` where the count is symbolic."""
+    return 1.0 / (te.cast(dtype, as_expr(count)) if isinstance(count, Dim) else count)
 
 
 def widen(array: Array) -> Array:

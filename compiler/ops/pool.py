@@ -20,7 +20,7 @@ from retune.compiler.ops.conv import (
     require_windows,
     window_view,
 )
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, widen
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, reciprocal, widen
 from retune.compiler.te.tensor import Tensor
 
 
@@ -52,7 +52,7 @@ def _avg_pool2d(call: OpCall) -> Lowered:
         def body(*axes: Expr) -> Expr:
             if call.flag("count_include_pad") or not _windows_leave(call, shape, x.shape):
                 # Every window has the same number of elements: a constant factor instead of a division.
-                return te.cast(dtype, total[axes] * (1.0 / (height * width)))
+                return te.cast(dtype, total[axes] * reciprocal(height * width, total.dtype))
             return te.cast(dtype, total[axes] / te.cast(total.dtype, _elements_inside(call, axes, x.shape)))
 
         return te.compute(shape, body, name=call.name)

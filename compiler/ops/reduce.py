@@ -8,9 +8,8 @@ import numpy as np
 from retune.compiler import te
 from retune.compiler.core.dtype import is_float, item_bytes, sum_type
 from retune.compiler.core.errors import DefinitionError
-from retune.compiler.ir.dims import Dim
-from retune.compiler.ir.expr import Expr, as_expr
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, widen
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, reciprocal, widen
 from retune.compiler.te.reduction import Axis, Reduce
 from retune.compiler.te.tensor import Tensor
 
@@ -52,8 +51,7 @@ def _mean(call: OpCall) -> Lowered:
             if not is_float(dtype):
                 return te.cast(dtype, total[i] / count)
             # A multiplication is several times cheaper than a division; for floats it differs by one rounding.
-            share = 1.0 / (te.cast(total.dtype, as_expr(count)) if isinstance(count, Dim) else count)
-            return te.cast(dtype, total[i] * share)
+            return te.cast(dtype, total[i] * reciprocal(count, total.dtype))
 
         return te.compute(shape, divide, name=call.name)
 

@@ -5,6 +5,7 @@ from functools import reduce
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.passes.rules.views import cut
+from retune.compiler.ir.dims import estimate
 from retune.compiler.ops.conv import LAYOUTS
 
 _LARGEST_SHARE = 0.8
@@ -44,7 +45,7 @@ def _applies(graph: Graph, node: Node) -> bool:
             return False
     shared = len(consumers[name]) > 1 or name in graph.outputs
     # The result must not have more channels than the input, or resampling it moves more data than before.
-    return not shared and after <= _LARGEST_SHARE * before and result[3] <= weight[2]
+    return not shared and estimate(after) <= _LARGEST_SHARE * estimate(before) and result[3] <= weight[2]
 
 
 def _parts(source: Node | None, name: str) -> tuple[str, ...]:

@@ -63,6 +63,29 @@ def first_rows() -> onnx.ModelProto:
     return model(nodes, [tensor("x", ["n", 4])], [tensor("out", [None, 4])], constants)
 
 
+def similarities() -> onnx.ModelProto:
+    """The products of all rows with each other, normalized over as many columns."""
+    nodes = [
+        node("Transpose", ["x"], ["columns"], perm=[1, 0]),
+        node("MatMul", ["x", "columns"], ["y"]),
+        node("ReduceMean", ["y", "last"], ["mean"]),
+        node("Sub", ["y", "mean"], ["distance"]),
+        node("Mul", ["distance", "distance"], ["square"]),
+        node("ReduceMean", ["square", "last"], ["variance"]),
+        node("Add", ["variance", "epsilon"], ["shifted"]),
+        node("Sqrt", ["shifted"], ["deviation"]),
+        node("Div", ["distance", "deviation"], ["out"]),
+    ]
+    constants = {"last": np.array([-1]), "epsilon": np.array(1e-2, np.float32)}
+    return model(nodes, [tensor("x", ["n", 8])], [tensor("out", ["n", "n"])], constants)
+
+
+def pointwise() -> onnx.ModelProto:
+    """A convolution of one tap."""
+    nodes = [node("Conv", ["x", "w"], ["y"]), node("Relu", ["y"], ["out"])]
+    return model(nodes, [tensor("x", [1, 8, "h", "w_"])], [tensor("out", [1, 4, "h", "w_"])], {"w": floats(4, 8, 1, 1)})
+
+
 def machine_of(source: onnx.ModelProto, **options: Any) -> vm.VirtualMachine:
     code, library = vm.compile(source, threads=2).save()
     exe = vm.Executable.load_exec(code, library)
@@ -87,6 +110,18 @@ def test_kernels_serve_all_sizes_and_nothing_is_compiled(policy: str) -> None:
     for shape in ((1, 1), (1, 5), (3, 33), (2, 5), (1, 128), (0, 4), (5, 1), (1, 5)):
         check(machine, source, *shape, 8)
     assert STORE.use.asked == before
+    assert machine.specializations() == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "shapes"),
+    [(similarities(), [(5, 8), (1, 8), (40, 8), (2, 8)]), (pointwise(), [(1, 8, 5, 3), (1, 8, 1, 1), (1, 8, 16, 16)])],
+)
+def test_choices_by_size_need_no_known_size(source: onnx.ModelProto, shapes: Sequence[Sequence[int]]) -> None:
+    assert vm.compile(source).per_shape == {}
+    machine = machine_of(source)
+    for shape in shapes:
+        check(machine, source, *shape)
     assert machine.specializations() == ()
 
 

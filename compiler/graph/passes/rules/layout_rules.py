@@ -209,10 +209,11 @@ def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int
         return name
     wanted = reshaped_broadcast(builder.value(name).shape, shape, x.shape)
     is_static = not isinstance(x.size, Dim)
-    channels = None if isinstance(x.shape[-1], Dim) else x.shape[-1]
-    if wanted is None and array is not None and channels is not None and _scales(array, shape):
+    channels = x.shape[-1:]  # none of a scalar
+    is_known = not any(isinstance(extent, Dim) for extent in channels)
+    if wanted is None and array is not None and is_known and _scales(array, shape):
         # A scale that is repeated for each channel of another axis.
-        return builder.constant(np.full((channels,), array.flat[0], array.dtype), name)
+        return builder.constant(np.full(channels, array.flat[0], array.dtype), name)
     if wanted is None and array is not None and free and is_static and x.size <= _MOST_REPEATED:
         if np.broadcast_shapes(array.shape, shape) != shape:
             return None
