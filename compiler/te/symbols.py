@@ -15,6 +15,7 @@ from retune.compiler.ir.visit import substitute as substitute_nodes
 from retune.compiler.ir.visit import transform, walk
 from retune.compiler.te.reduction import Axis
 from retune.compiler.te.tensor import (
+    CONCATENATED,
     ComputeOp,
     Operation,
     PlaceholderOp,
@@ -127,8 +128,14 @@ def _rebuilt(
         answer = rule(node)
         return node if answer is None else answer
 
-    axes = tuple(axis for axis in map(apply, op.axes) if isinstance(axis, Axis))
+    answers = [apply(axis) for axis in op.axes]
+    axes = tuple(axis for axis in answers if isinstance(axis, Axis))
     attrs: dict[str, Any] = dict(op.attrs)
+    if CONCATENATED in attrs and len(axes) < len(answers):
+        # Its number among the axes that are left; of an axis that was joined with another one there is none.
+        number = attrs.pop(CONCATENATED)
+        if answers[number] is op.axes[number]:
+            attrs[CONCATENATED] = sum(isinstance(axis, Axis) for axis in answers[:number])
     if FREE_LAYOUT in attrs:
         attrs[FREE_LAYOUT] = tuple(map(new_tensor, attrs[FREE_LAYOUT]))
     return ComputeOp(op.name, axes, transform(body, apply), attrs)
