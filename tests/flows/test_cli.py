@@ -62,7 +62,7 @@ auto_scheduler.register_workload("quotient", lambda n: 1 / n, override=True)
         (("tune", ""), ("no network given",)),
         (("tune", "a\nb\u202e"), ("a", "b")),
         (("tune", "."), ("is a folder",)),
-        (("tune", "mlp", "--early-stopping", "-1"), ("early stopping", "-1")),
+        (("tune", "mlp", "--early-stopping", "-1"), ("early_stopping", "-1")),
         (("tune", "mlp", "--weights", "hot"), ("weights", "cached", "hot")),
         (("tune", "mlp", "--target", "abacus"), ("abacus", "llvm")),
         (("tune", "mlp", "--store", "text.onnx"), ("text.onnx",)),

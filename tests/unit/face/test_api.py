@@ -40,7 +40,7 @@ def _input(rows: int = 3) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 # Packages and modules of `retune.compiler` that running a network needs.
-_RUNTIME = {"core", "driver", "lower", "runtime"}
+_RUNTIME = {"core", "driver", "ir", "lower", "runtime"}
 
 
 @pytest.fixture(autouse=True)

@@ -235,7 +235,7 @@ def test_a_fresh_process_runs_a_library_without_the_compiler(tmp_path: Path, suf
     )
     assert done.returncode == 0, done.stderr
     parts, others = done.stdout.splitlines()
-    assert parts.split() == ["core", "lower", "runtime", "tvm"]
+    assert parts.split() == ["core", "ir", "lower", "runtime", "tvm"]
     assert others == ""
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), _expected())
 

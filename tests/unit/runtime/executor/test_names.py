@@ -157,5 +157,5 @@ def test_a_function_of_the_module_inside_is_timed_by_name(clock: Clock) -> None:
     np.testing.assert_array_equal(other.get_input("w"), np.ones(4, "float32"))
     with pytest.raises(AttributeError, match="has no function 'fly'"):
         module.module.time_evaluator("fly")
-    with pytest.raises(OptionError, match="number, repeat"):
+    with pytest.raises(OptionError, match="number must be at least 1"):
         module.module.time_evaluator("run", number=0)
