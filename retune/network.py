@@ -23,8 +23,9 @@ from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.device import cpu, cuda, on_gpu
 from retune.compiler.runtime.executor.executors import gpu_count
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
-from retune.compiler.runtime.executor.library import Library, is_shared_library
+from retune.compiler.runtime.executor.library import Library
 from retune.compiler.runtime.executor.plan import READ_ONLY, BufferSpec
+from retune.compiler.runtime.executor.shared_library import is_shared_library
 from retune.compiler.runtime.kernel_row import NUMERIC, CoverageReport, KernelRow, kernel_table
 from retune.compiler.runtime.readable import count, html_table, milliseconds
 from retune.compiler.runtime.timing import TimeEvaluator

@@ -14,7 +14,7 @@ from retune.compiler.core.options import SchedulerOptions
 from retune.compiler.measure.record import MeasureRecord
 from retune.compiler.model import TrainingBatch
 from retune.compiler.model.features import FEATURE_VERSION
-from retune.compiler.model.training_set import batches_from_bytes, batches_to_bytes
+from retune.compiler.model.training_data import batches_from_bytes, batches_to_bytes
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tune.extract import Extracted
 from retune.compiler.tune.train import TrainedModel, train_model

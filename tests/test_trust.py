@@ -37,10 +37,10 @@ from retune.compiler.measure.processes.device_lock import lock_name
 from retune.compiler.measure.remote.fleet import BUILD
 from retune.compiler.measure.remote.wire import from_bytes
 from retune.compiler.model.boosted_trees import XGBModel
-from retune.compiler.model.training_set import batches_from_bytes
-from retune.compiler.runtime.executor.library import load_shared_library
+from retune.compiler.model.training_data import batches_from_bytes
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.executor.params import load_param_dict
+from retune.compiler.runtime.executor.shared_library import load_shared_library
 from retune.compiler.runtime.ffi.module import Module
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import dump_steps, load_steps

@@ -34,7 +34,7 @@ from retune.compiler.measure.record import MeasureRecord, MeasureStatus
 from retune.compiler.model.base import TrainingBatch
 from retune.compiler.model.boosted_trees import XGBModel, XGBOptions
 from retune.compiler.model.features import FEATURE_NAMES
-from retune.compiler.model.training_set import batches_from_bytes, batches_to_bytes
+from retune.compiler.model.training_data import batches_from_bytes, batches_to_bytes
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Annotate, Reorder, Split, load_steps

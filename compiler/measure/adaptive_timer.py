@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from retune.compiler.measure.limit_kernels import ReferenceKernel
 from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.reference_kernel import ReferenceKernel
 from retune.compiler.runtime.threads.contention import ContentionMeter
 from retune.compiler.runtime.timing import time_calls
 

@@ -22,17 +22,8 @@ from retune.compiler.core.json_reader import integer
 from retune.compiler.core.options import check_options, option
 from retune.compiler.model.base import ModelMetrics, TrainingBatch, judge, random_scores
 from retune.compiler.model.features import FEATURE_NAMES
-from retune.compiler.model.training_set import (
-    History,
-    TrainingRows,
-    archive_of,
-    batches_in,
-    header_of,
-    is_statement,
-    open_archive,
-    refuse_wrong_data,
-    throughputs,
-)
+from retune.compiler.model.training_data import archive_of, batches_in, header_of, open_archive, refuse_wrong_data
+from retune.compiler.model.training_set import History, TrainingRows, is_statement, throughputs
 from retune.compiler.runtime.atomic_write import atomic_write
 
 if TYPE_CHECKING:  # it loads scipy too, half a second before the first output of a command

@@ -25,9 +25,10 @@ from retune.compiler.search.annotate import annotated_steps, template_state
 from retune.compiler.search.factorize import covering, sample_factorizations
 from retune.compiler.search.genome import Layout, Mask, Rows, SplitColumns, cumulative, random_true, settled_depth
 from retune.compiler.search.gpu.widths import read_width, with_width
-from retune.compiler.search.legality import legal, promising, settled_unroll
+from retune.compiler.search.legality import legal, promising
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.placement import placements_of
+from retune.compiler.search.register_tile import settled_unroll
 from retune.compiler.search.rules import SketchContext
 from retune.compiler.search.rules.base import search_kind
 from retune.compiler.search.rules.tensor_core import unrolls

@@ -15,9 +15,9 @@ from retune.compiler.core.errors import ArtifactError, MeasureError
 from retune.compiler.measure.adaptive_timer import AdaptiveTimer, Timing
 from retune.compiler.measure.attribution import STARTED
 from retune.compiler.measure.check import Expected
-from retune.compiler.measure.limit_kernels import reference_kernel
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import Measurement, MeasureStatus, describe
+from retune.compiler.measure.reference_kernel import reference_kernel
 from retune.compiler.measure.task_buffers import Sweeper, TaskBuffers, TaskSetup
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.loader import BoundKernel, RotatingKernel

@@ -24,10 +24,11 @@ from retune.compiler.model.features.estimate import estimate_columns, operation_
 from retune.compiler.model.features.footprint import Footprint, footprints_of
 from retune.compiler.model.features.gpu import gpu_columns, is_bound, shared_tensors
 from retune.compiler.model.features.gpu_estimate import Launched, Moved, gpu_estimates
+from retune.compiler.model.features.lowering import innermost
 from retune.compiler.model.features.main_loop import Statement
 from retune.compiler.model.features.nest import Floats, Nest, column, nest_arrays
 from retune.compiler.model.features.table import FEATURE_NAMES, INDEX, OPERATION_NAMES
-from retune.compiler.model.features.tile import innermost, parallel_columns, tile_columns
+from retune.compiler.model.features.tile import parallel_columns, tile_columns
 from retune.compiler.model.features.tiled_estimate import tensor_estimates, tiled_estimates
 from retune.compiler.schedule.choices import LoopChoices
 from retune.compiler.schedule.linear import Linear

@@ -15,8 +15,9 @@ from retune.compiler.core.errors import ArtifactError, OptionError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import AnyArray, Device, device_of, on_gpu, same_device
 from retune.compiler.runtime.executor.argument_checks import check_fit, copy_to, parameter_names, position_of
+from retune.compiler.runtime.executor.binding import bind_calls, check_devices, order_steps
 from retune.compiler.runtime.executor.claims import Claims, add_lock
-from retune.compiler.runtime.executor.device_copies import DeviceCopies, bind_calls, check_devices, order_steps
+from retune.compiler.runtime.executor.device_copies import DeviceCopies
 from retune.compiler.runtime.executor.device_memory import DeviceMemory, MemoryUse
 from retune.compiler.runtime.executor.host_memory import HostFunction, HostMemory
 from retune.compiler.runtime.executor.network import CompiledNetwork, check_machine, require_network

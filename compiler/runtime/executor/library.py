@@ -1,80 +1,29 @@
 """A library of a compiled network: makes executors of it, gives its graph and parameters, writes files.
 
 It needs the runtime only, and loads kernels once for all executors.
-
-As one shared library, a network is its kernels, linked by the system's linker, and the rest in an archive after them.
-The archive is that of `retune.compiler.runtime.executor.network`, without object code, with length and SHA-256 of the
-linked part, which are checked before any code is loaded. A program in another language can call the kernels: each is a
-symbol, see `KernelArtifact`; link with libgomp and libm.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from retune.compiler.core import config
 from retune.compiler.core.errors import ArtifactError, OptionError
-from retune.compiler.runtime.archive import Archive, append_archive, reject_damage
 from retune.compiler.runtime.arguments import is_thread_count, path_of
 from retune.compiler.runtime.artifact import Array, KernelArtifact
-from retune.compiler.runtime.atomic_write import atomic_write
 from retune.compiler.runtime.device import Device
 from retune.compiler.runtime.executor.executors import executor_of
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.runtime.executor.graph_export import export_graph
 from retune.compiler.runtime.executor.graph_import import import_graph
 from retune.compiler.runtime.executor.network import (
-    VERSION,
     CompiledNetwork,
     check_machine,
-    network_parts,
-    read_network,
     require_network,
 )
+from retune.compiler.runtime.executor.shared_library import is_shared_library, load_shared_library, write_shared_library
 from retune.compiler.runtime.ffi.host_array import HostArray
-from retune.compiler.runtime.ffi.linking import LINKERS, link_objects
-from retune.compiler.runtime.loader import ELF, LoadedKernels, load_kernels, load_library
-
-_KIND = "network library"
-
-
-def is_shared_library(path: str | Path) -> bool:
-    """Whether a file starts like a shared library; False for an unreadable file."""
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(len(ELF)) == ELF
-    except OSError:
-        return False
-
-
-def write_shared_library(network: CompiledNetwork, path: Path, linkers: Sequence[str] = LINKERS) -> Path:
-    """Link the kernels of a network into the file at `path` and append the rest.
-
-    Raises: ArtifactError when none of the `linkers` is installed, it fails, a kernel calls a Python function or is for
-    a GPU, or the file cannot be written.
-    """
-    network.require_cpu_code("a shared library")
-    with atomic_write(path) as temporary:
-        link_objects([kernel.object_code for kernel in network.kernels], temporary, linkers)
-        # The loader of ELF reads only the parts named by its headers, so appended data does not disturb it.
-        append_archive(temporary, _KIND, VERSION, network_parts(network, with_code=False))
-    return path
-
-
-def load_shared_library(path: str | Path) -> tuple[CompiledNetwork, LoadedKernels]:
-    """The network in a shared library, with its kernels loaded.
-
-    Raises: ArtifactError when the file is not from `write_shared_library`, damaged, of another version, or for another
-    instruction set.
-    """
-    path = Path(path).absolute()
-    with reject_damage("library of a network (strip removes what stands at the end)", path):
-        # Before dlopen, which would run the constructors of a damaged or foreign file.
-        archive = Archive(path, _KIND, VERSION)
-        network = read_network(archive, with_code=False)
-        network.verify()
-    return network, load_library(path, network.kernels, network.metadata)
-
+from retune.compiler.runtime.loader import LoadedKernels, load_kernels
 
 _ENTRY = "default"
 _NETWORK_SUFFIX = ".retune"

@@ -20,7 +20,7 @@ from retune.compiler.schedule.state import BLOCK_LOOPS, SHARED_SUFFIX, THREAD_LO
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.schedule.tensor_nests import copies_of, in_groups, product_of, thread_bytes
 from retune.compiler.search.genome import Mask
-from retune.compiler.search.legality import Counts, held_bytes, point_bytes
+from retune.compiler.search.register_tile import Counts, held_bytes, point_bytes
 
 
 def kernels_of(nests: Sequence[StageNest], count: int, facts: GpuFacts | None = None) -> list["DeviceKernel"]:

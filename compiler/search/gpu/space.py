@@ -25,8 +25,8 @@ from retune.compiler.search.annotate import template_state
 from retune.compiler.search.genome import Layout, Mask, Rows
 from retune.compiler.search.gpu.kernels import DeviceKernel, iterations, kernels_of, own_loops
 from retune.compiler.search.gpu.widths import widths_of
-from retune.compiler.search.legality import Counts, itemsize
 from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.register_tile import Counts, itemsize
 from retune.compiler.search.rules import SketchContext
 from retune.compiler.search.rules.facts import split_steps
 from retune.compiler.search.space import Group, SketchSpace, open_splits

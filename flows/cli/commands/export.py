@@ -26,8 +26,9 @@ from retune.compiler.frontend.offload.offload import OffloadedModel
 from retune.compiler.runtime.archive import kind_of
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
-from retune.compiler.runtime.executor.library import Library, is_shared_library
+from retune.compiler.runtime.executor.library import Library
 from retune.compiler.runtime.executor.network import KIND, CompiledNetwork
+from retune.compiler.runtime.executor.shared_library import is_shared_library
 from retune.compiler.runtime.kernel_row import CoverageReport
 from retune.compiler.tune.extract import extract_part, parse_shape
 from retune.flows.cli.commands.arguments import Shapes, Store, home_of, option_of

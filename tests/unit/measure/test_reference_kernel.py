@@ -6,8 +6,8 @@ import pytest
 
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.measure.adaptive_timer import AdaptiveTimer
-from retune.compiler.measure.limit_kernels import ReferenceKernel, reference_kernel
 from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.reference_kernel import ReferenceKernel, reference_kernel
 from retune.compiler.runtime.threads.contention import ContentionMeter
 from tests.support.clock import Clock
 
@@ -65,7 +65,7 @@ def test_a_machine_that_stays_slow_has_another_speed(monkeypatch: pytest.MonkeyP
 
 
 def test_a_kernel_that_takes_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retune.compiler.measure.limit_kernels._MOST_SECONDS", 0.0)
+    monkeypatch.setattr("retune.compiler.measure.reference_kernel._MOST_SECONDS", 0.0)
     assert reference_kernel.__wrapped__(1) is None
 
 
@@ -73,7 +73,7 @@ def test_timings_go_on_without_a_kernel(monkeypatch: pytest.MonkeyPatch, caplog:
     def fail(*_: object) -> None:
         raise LoweringError("no multiply-adds")
 
-    monkeypatch.setattr("retune.compiler.measure.limit_kernels.peak_kernel", fail)
+    monkeypatch.setattr("retune.compiler.measure.reference_kernel.peak_kernel", fail)
     assert reference_kernel.__wrapped__(1) is None
     assert "no multiply-adds" in caplog.text
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from retune.compiler.core.errors import CorruptRecordError, StoreError
-from retune.compiler.model import training_set
+from retune.compiler.model import training_data
 from retune.compiler.model.base import TrainingBatch
 from retune.compiler.model.features import FEATURE_VERSION
-from retune.compiler.model.training_set import archive_of, batches_from_bytes, batches_to_bytes
+from retune.compiler.model.training_data import archive_of, batches_from_bytes, batches_to_bytes
 from retune.compiler.runtime.threads import affinity
 from tests.support.synthetic_programs import batch
 
@@ -29,7 +29,7 @@ def test_other_features_and_other_files_are_refused(monkeypatch: pytest.MonkeyPa
     data = batches_to_bytes([batch("one", 5, 0)])
     with pytest.raises(CorruptRecordError):
         batches_from_bytes(data[: len(data) // 2])
-    monkeypatch.setattr(training_set, "FEATURE_VERSION", FEATURE_VERSION + 1)
+    monkeypatch.setattr(training_data, "FEATURE_VERSION", FEATURE_VERSION + 1)
     with pytest.raises(StoreError, match="features of version"):
         batches_from_bytes(data)
 

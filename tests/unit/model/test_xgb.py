@@ -12,7 +12,7 @@ import xgboost
 from numpy.typing import NDArray
 
 from retune.compiler.core.errors import CorruptRecordError, OptionError, StoreError
-from retune.compiler.model import TrainingBatch, XGBModel, XGBOptions, training_set
+from retune.compiler.model import TrainingBatch, XGBModel, XGBOptions, training_data
 from retune.compiler.model.boosted_trees import pack_sum_objective
 from retune.compiler.model.features import FEATURE_NAMES, FEATURE_VERSION
 from retune.compiler.model.training_set import History, TrainingRows
@@ -270,7 +270,7 @@ def test_an_adaptive_model_waits_for_a_fifth_more() -> None:
 
 def test_a_model_of_other_features_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = trained().to_bytes()
-    monkeypatch.setattr(training_set, "FEATURE_VERSION", FEATURE_VERSION + 1)
+    monkeypatch.setattr(training_data, "FEATURE_VERSION", FEATURE_VERSION + 1)
     with pytest.raises(StoreError, match="features of version"):
         XGBModel.from_bytes(data)
 

@@ -10,8 +10,9 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State, replay
 from retune.compiler.schedule.statements import StageNest, statement_nests
 from retune.compiler.schedule.steps import Annotate, Reorder, Split
-from retune.compiler.search.legality import legal, promising, register_tile, straight_line, tile_registers
+from retune.compiler.search.legality import legal, promising
 from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.register_tile import register_tile, straight_line, tile_registers
 from retune.compiler.search.spaces import build_spaces
 from tests.support.workloads import matmul, task_of, winograd_nhwc
 

@@ -12,8 +12,9 @@ from retune.compiler.schedule.state import Annotation, Attached, Inlined, Root, 
 from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.steps import ComputeInline, Split, dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.legality import legal, register_tile, settled_unroll
+from retune.compiler.search.legality import legal
 from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.register_tile import register_tile, settled_unroll
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.search.spaces import build_spaces
 from tests.support.attention import attention

@@ -9,8 +9,8 @@ import pytest
 
 from retune.compiler.core.errors import StoreError
 from retune.compiler.runtime import atomic_write
-from retune.storage import object_store
-from retune.storage.object_store import Claim, acquire
+from retune.storage import claims
+from retune.storage.claims import Claim, acquire
 from retune.storage.store_url import open_blob_store
 
 
@@ -23,7 +23,7 @@ def objects(request: pytest.FixtureRequest) -> Any:
 def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process looks like one of another machine to the next."""
     numbers = itertools.count()
-    monkeypatch.setattr(object_store, "process_space", lambda: f"machine {next(numbers)}")
+    monkeypatch.setattr(claims, "process_space", lambda: f"machine {next(numbers)}")
 
 
 def claim_of(objects: Any) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from retune.compiler.ir.visit import walk
 from retune.compiler.lower.pipeline import lower
 from retune.compiler.model.features import FEATURE_NAMES, extract
 from retune.compiler.model.features.estimate import operation_cost
+from retune.compiler.model.features.lowering import vector_count
 from retune.compiler.model.features.table import FLAG_NAMES
-from retune.compiler.model.features.tile import vector_count
 from retune.compiler.schedule.choices import choices_of
 from retune.compiler.schedule.counts import OpCounts, count_operations
 from retune.compiler.schedule.dag import ComputeDAG

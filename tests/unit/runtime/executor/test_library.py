@@ -24,8 +24,8 @@ from retune.compiler.graph.ir import Value
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.runtime.archive import MANIFEST
 from retune.compiler.runtime.artifact import Array, ExternCall
-from retune.compiler.runtime.executor.library import write_shared_library
 from retune.compiler.runtime.executor.network import CompiledNetwork
+from retune.compiler.runtime.executor.shared_library import write_shared_library
 from retune.compiler.tvm.graph_executor import GraphModule, Library, cpu, create, load_module, save_param_dict
 from tests.support.doubling_network import doubling_network
 from tests.support.small_graphs import bias, conv, start
