@@ -1,4 +1,4 @@
-"""Runs kernels in order, in one call, on arguments and sizes that are written anew before each call."""
+"""Runs kernels in order, in one call, on arguments and sizes that the caller writes before each call."""
 
 import ctypes
 import time
