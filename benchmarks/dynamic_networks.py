@@ -55,7 +55,7 @@ class Case:
         ordered = sorted(shapes.values(), key=lambda sizes: math.prod(sizes[name] for name in self.symbols))
         last = len(ordered) - 1
         return [
-            ordered[place] for place in sorted({round(number * last / max(1, count - 1)) for number in range(count)})
+            ordered[index] for index in sorted({round(number * last / max(1, count - 1)) for number in range(count)})
         ]
 
     def _sizes(self, number: int, rng: np.random.Generator) -> Sizes:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from retune.compiler.core.errors import CorruptRecordError, StoreError, without_passwords
-from retune.compiler.runtime.atomic_write import sync_folder, temporary_in
+from retune.compiler.runtime.atomic_write import sync_folder
+from retune.compiler.runtime.temporaries import temporary_in
 from retune.storage.files import make_folder, put, write_through
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from retune.compiler.core.errors import CorruptRecordError, StoreError
-from retune.compiler.runtime.atomic_write import is_gone, process_space, process_start
+from retune.compiler.runtime.temporaries import is_gone, process_space, process_start
 from retune.storage.blob_store import BlobStore, busy
 from retune.storage.documents import Count, parse_document
 from retune.storage.files import new_id

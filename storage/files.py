@@ -8,7 +8,8 @@ from pathlib import Path
 from ulid import ULID
 
 from retune.compiler.core.errors import StoreError
-from retune.compiler.runtime.atomic_write import sync_folder, temporary_in
+from retune.compiler.runtime.atomic_write import sync_folder
+from retune.compiler.runtime.temporaries import temporary_in
 
 TEMPORARY_SUFFIX = ".tmp"
 """Suffix of temporary names, which start with a dot, so no reader's pattern matches them."""

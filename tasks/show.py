@@ -52,7 +52,7 @@ def show_report(report: Report, progress: tuple[tuple[float, float], ...]) -> No
     create_markdown_artifact(report.markdown(), key=key_of("report", network), description="Tuning report")
     rows = [dict(zip(KERNEL_HEADINGS, row, strict=True)) for row in report.kernel_table()]
     create_table_artifact(rows, key=key_of("kernels", network), description="Kernels of the network")
-    latencies = {each.name: each.seconds for each in report.comparison.contenders}
+    latencies = {contender.name: contender.seconds for contender in report.comparison.contenders}
     charts = {
         "latency": (latency_chart(latencies, alone=True), "Latency, untuned, tuned, and in other libraries"),
         "course": (

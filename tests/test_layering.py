@@ -34,6 +34,7 @@ BELOW = {
         "compiler.core.errors",
         "compiler.runtime.atomic_write",
         "compiler.runtime.kernel_row",
+        "compiler.runtime.temporaries",
     },
     "tasks": {"tasks", "storage", "compiler"},
     "flows": {"flows", "tasks", "storage", "compiler"},

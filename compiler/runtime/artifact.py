@@ -229,11 +229,11 @@ def kernel_of(row: JsonObject, object_code: bytes) -> KernelArtifact:
 
 def _device_of(row: JsonObject) -> DeviceCode:
     launches = []
-    for each in row["launches"]:
-        grid, block = ((int(x), int(y), int(z)) for x, y, z in (each["grid"], each["block"]))
+    for launch in row["launches"]:
+        grid, block = ((int(x), int(y), int(z)) for x, y, z in (launch["grid"], launch["block"]))
         # `shared` and `ptx` are newer: older files lack them.
-        registers, spilled, shared = int(each["registers"]), int(each["spilled"]), int(each.get("shared", 0))
-        launches.append(KernelLaunch(each["name"], grid, block, registers, spilled, shared))
+        registers, spilled, shared = int(launch["registers"]), int(launch["spilled"]), int(launch.get("shared", 0))
+        launches.append(KernelLaunch(launch["name"], grid, block, registers, spilled, shared))
     starts = tuple(int(start) for start in row["workspace"])
     return DeviceCode(str(row["kind"]), tuple(launches), starts, str(row.get("ptx", "")))
 

@@ -73,9 +73,9 @@ def _latencies(report: Report) -> Table:
     table.add_column(report.title, overflow="fold")
     for heading in (f"{report.heading} ms", "error of outputs"):
         table.add_column(heading, justify="right")
-    for each in report.comparison.contenders:
-        error = "reference" if each.error is None else f"{each.error:.1e}"
-        table.add_row(each.name, milliseconds(each.seconds), error)
+    for contender in report.comparison.contenders:
+        error = "reference" if contender.error is None else f"{contender.error:.1e}"
+        table.add_row(contender.name, milliseconds(contender.seconds), error)
     return table
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from retune.compiler.core.errors import RetuneError, StoreError
-from retune.compiler.runtime.atomic_write import temporary_in
+from retune.compiler.runtime.temporaries import temporary_in
 from retune.storage.files import make_folder, write_through
 
 ROOM_BYTES = 16 << 20

@@ -43,6 +43,16 @@ _ITERATION = 28.0
 """Other instructions of an iteration: the number of the tile, addresses, a barrier, whether there is more to copy."""
 
 
+def _factors(product: Statement, statements: Sequence[Statement]) -> list[Statement]:
+    """The other statements that write what a product reads."""
+    read = {footprint.tensor for footprint in product.footprints if footprint.is_read}
+    return [
+        statement
+        for statement in statements
+        if statement is not product and read & {write.tensor for write in statement.nest.source.writes}
+    ]
+
+
 def tiled_estimates(
     statements: Sequence[Statement], launches: Mapping[int, Launched], facts: GpuFacts
 ) -> Iterator[tuple[int, Columns]]:
@@ -52,14 +62,9 @@ def tiled_estimates(
     for product in statements:
         if not any(product.nest.reduce) or product_of([product.nest.source]) is not None:
             continue
-        read = {footprint.tensor for footprint in product.footprints if footprint.is_read}
         stage = product.nest.source.stage
         factors = [
-            each
-            for each in statements
-            if each is not product
-            and read & {write.tensor for write in each.nest.source.writes}
-            and any(key[0] == stage for key in _around(each))
+            factor for factor in _factors(product, statements) if any(key[0] == stage for key in _around(factor))
         ]
         if factors:
             yield from _TiledLoop(product, factors, launches[product.row], facts).columns()
@@ -151,9 +156,7 @@ def tensor_estimates(
     for product in statements:
         if product_of([product.nest.source]) is None:
             continue
-        read = {footprint.tensor for footprint in product.footprints if footprint.is_read}
-        factors = [each for each in statements if read & {write.tensor for write in each.nest.source.writes}]
-        factors = [each for each in factors if each is not product]
+        factors = _factors(product, statements)
         yield from _TensorLoop(product, factors, launches[product.row], facts).columns()
 
 
@@ -215,7 +218,7 @@ class _TensorLoop(MainLoop):
 
     def has_matrices(self, side: str) -> bool:
         """Whether ldmatrix loads a factor: of halves always, of float32 where its rows follow the depth."""
-        gathered = (each.nest.source.op for each in self.factors)
+        gathered = (statement.nest.source.op for statement in self.factors)
         inner = [depth_is_inner(op) for op in gathered if isinstance(op, ComputeOp) and op.name.endswith(side)]
         return self.kind.packed > 1 or any(inner)
 

@@ -11,16 +11,9 @@ from pathlib import Path
 import pytest
 
 from retune.compiler.core.errors import ArtifactError
-from retune.compiler.runtime import atomic_write as writes
-from retune.compiler.runtime.atomic_write import (
-    FOREIGN_SECONDS,
-    atomic_write,
-    remove_abandoned,
-    require_writable,
-    sync_folder,
-    temporary_in,
-    write_text_atomically,
-)
+from retune.compiler.runtime import temporaries
+from retune.compiler.runtime.atomic_write import atomic_write, require_writable, sync_folder, write_text_atomically
+from retune.compiler.runtime.temporaries import FOREIGN_SECONDS, remove_abandoned, temporary_in
 
 
 def test_a_text_replaces_the_one_before(tmp_path: Path) -> None:
@@ -130,7 +123,7 @@ def hide_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: int) -> None:
         raise PermissionError(errno.EPERM, "of another user")
 
-    monkeypatch.setattr(writes, "_start_of", hidden)
+    monkeypatch.setattr(temporaries, "_start_of", hidden)
     monkeypatch.setattr(os, "kill", refused)
 
 
@@ -147,16 +140,16 @@ def test_a_file_is_written_without_proc(tmp_path: Path, monkeypatch: pytest.Monk
     def missing(path: Path, *_: object, **__: object) -> str:
         raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
 
-    writes.process_space.cache_clear()
+    temporaries.process_space.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", missing)
         patch.setattr(Path, "read_bytes", missing)
         try:
             assert len(temporary_in(tmp_path).name) == len(".01ARZ3NDEKTSV4RRFFQ69G5FAV.tmp")
-            assert writes.process_space() == writes.process_space()
+            assert temporaries.process_space() == temporaries.process_space()
             write_text_atomically(tmp_path / "a", "text")
         finally:
-            writes.process_space.cache_clear()
+            temporaries.process_space.cache_clear()
     assert (tmp_path / "a").read_text() == "text"
 
 

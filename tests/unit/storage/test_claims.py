@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from retune.compiler.core.errors import StoreError
-from retune.compiler.runtime import atomic_write
+from retune.compiler.runtime import temporaries
 from retune.storage import claims
 from retune.storage.claims import Claim, acquire
 from retune.storage.store_url import open_blob_store
@@ -171,6 +171,6 @@ def test_an_owner_that_is_hidden_from_this_user_is_not_gone(objects: Any, monkey
     def hidden(pid: int) -> int:
         raise FileNotFoundError(f"/proc/{pid}/stat")
 
-    monkeypatch.setattr(atomic_write, "_start_of", hidden)
+    monkeypatch.setattr(temporaries, "_start_of", hidden)
     with pytest.raises(StoreError, match="is working on this run already"):
         acquire(objects, "lock")

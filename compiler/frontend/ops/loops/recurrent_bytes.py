@@ -130,7 +130,7 @@ def _emit_step(layer: Layer, inside: StepBuilder, direction: _Direction, number:
     visible; beyond its length a sequence keeps its states, and 0 is visible.
     """
     builder, (h, c) = inside.builder, inside.states[number : number + 2]
-    product, place = inside.rows[number : number + 2]
+    product, position = inside.rows[number : number + 2]
     write = Formula(builder, layer.node, builder.value(h).dtype)
     matrix = direction.recurrence
     matrix = Matrix(*(inside.capture(name) for name in (matrix.name, matrix.scale, matrix.zero)))
@@ -139,7 +139,7 @@ def _emit_step(layer: Layer, inside: StepBuilder, direction: _Direction, number:
     states = _Cell(layer, builder, sums, peepholes, direction.functions).states(c)
     visible = states[0]
     if layer.lengths:
-        has_step = builder.emit("less", [place, _as_column(builder, inside.capture(layer.lengths))])
+        has_step = builder.emit("less", [position, _as_column(builder, inside.capture(layer.lengths))])
         visible = write("where", has_step, visible, 0)
         states = (write("where", has_step, states[0], h), write("where", has_step, states[1], c))
     return *states, visible

@@ -15,7 +15,7 @@ from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Split, Step
 from retune.compiler.search.gpu.kernels import kernels_of
-from retune.compiler.search.gpu.space import REASONS, gpu_refusals
+from retune.compiler.search.gpu.legality import REASONS, gpu_refusals
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.spaces import build_spaces
 from tests.support.simt_operators import OPERATORS

@@ -11,7 +11,7 @@ from retune.compiler.schedule.state import Annotation, Attached, Root, State, re
 from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.steps import Split, dump_steps, load_steps
 from retune.compiler.search import mutation
-from retune.compiler.search.gpu.space import gpu_legal
+from retune.compiler.search.gpu.legality import gpu_legal
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.spaces import build_spaces
