@@ -56,10 +56,8 @@ def regions_of(
         divisor = size.points + extent // (number + 1) * MOST
         count = (remaining + (size.points - 1 if size.is_clamped else 0)) // divisor
         regions.append(Region(known, size, count, known.extent - remaining))
-        if size.is_clamped:
-            remaining = remaining * (1 - fits(extent, number))
-        else:
-            remaining = remaining - count * size.points if size in most else remaining % divisor
+        # Each remainder holds the one before once: a text that doubled for each of 14 sizes would have no end.
+        remaining = remaining * (1 - fits(extent, number)) if size.is_clamped else remaining % divisor
     return regions
 
 

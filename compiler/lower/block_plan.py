@@ -62,8 +62,10 @@ class BlockPlan:
         if known is self.columns:
             return list(sizes_of(points, _COLUMN_RATIO))
         # The rows that are left are in one tile, or two of a tall tile: each reads the other factor.
-        smaller = points - 1 if points <= _MOST_HEIGHTS else points // 2
-        return [BlockSize(height) for height in (points, *range(smaller, 0, -1))]
+        heights = [points]
+        while heights[-1] > _MOST_HEIGHTS:
+            heights.append(heights[-1] // 2)
+        return [BlockSize(height) for height in (*heights, *range(heights[-1] - 1, 0, -1))]
 
     @classmethod
     def of(cls, program: SymbolicProgram, hardware: HardwareParams, stand_ins: dict[str, int]) -> "BlockPlan":

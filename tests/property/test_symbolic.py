@@ -169,6 +169,18 @@ def test_rows_that_are_left_run_in_tiles_of_their_height(columns: int, tallest: 
     assert smaller == list(range(first // 2 if first > 8 else first - 1, 0, -1))
 
 
+def test_tall_blocks_have_few_smaller_sizes() -> None:
+    program = _attention(te.symbol("n"), te.symbol("n"))
+    plan = BlockPlan.of(SymbolicProgram.of(program, keeps_rows=False), HardwareParams(2, 64), {})
+    rows = plan.outer[0]
+    assert rows.extent is not None
+    sizes = [size.points for size in replace(plan, sizes={**plan.sizes, rows: BlockSize(84)}).sizes_of(rows)]
+    assert sizes == [84, 42, 21, 10, 5, 4, 3, 2, 1]
+    # Each part has limits of its own: what is left after it must not make the text of the next twice as long.
+    regions = regions_of(rows, map(BlockSize, sizes), {BlockSize(size): (rows.extent, 500) for size in sizes})
+    assert len(str(regions[-1].count)) < 1000
+
+
 def test_a_symbolic_product_has_the_bits_of_the_fixed_product() -> None:
     program, rng = _product(te.symbol("n")), np.random.default_rng(3)
     symbolic_kernel = build(program)
