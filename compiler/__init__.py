@@ -19,39 +19,23 @@ if TYPE_CHECKING:
     from retune.compiler import te as te
     from retune.compiler import vm as vm
     from retune.compiler.core import target as target
-    from retune.compiler.driver.modules import build
-    from retune.compiler.driver.network_build import build_network
-    from retune.compiler.driver.pass_context import PassContext
-    from retune.compiler.runtime.device import cpu, cuda, device, opencl
-    from retune.compiler.runtime.ffi.registry import (
-        get_global_func,
-        list_global_func_names,
-        register_func,
-        remove_global_func,
-    )
+    from retune.compiler.driver.modules import build as build
+    from retune.compiler.driver.network_build import build_network as build_network
+    from retune.compiler.driver.pass_context import PassContext as PassContext
+    from retune.compiler.runtime.device import cpu as cpu
+    from retune.compiler.runtime.device import cuda as cuda
+    from retune.compiler.runtime.device import device as device
+    from retune.compiler.runtime.device import opencl as opencl
+    from retune.compiler.runtime.ffi.registry import get_global_func as get_global_func
+    from retune.compiler.runtime.ffi.registry import list_global_func_names as list_global_func_names
+    from retune.compiler.runtime.ffi.registry import register_func as register_func
+    from retune.compiler.runtime.ffi.registry import remove_global_func as remove_global_func
     from retune.compiler.tvm import auto_scheduler as auto_scheduler
     from retune.compiler.tvm import debug_executor as debug_executor
     from retune.compiler.tvm import graph_executor as graph_executor
     from retune.compiler.tvm import nd as nd
 
 __version__ = metadata.version("retune-compiler")
-
-__all__ = [
-    "PassContext",
-    "__version__",
-    "build",
-    "build_network",
-    "cpu",
-    "cuda",
-    "device",
-    "get_global_func",
-    "list_global_func_names",
-    "load_module",
-    "lower",
-    "opencl",
-    "register_func",
-    "remove_global_func",
-]
 
 
 def load_module(path: str | Path) -> Any:
@@ -97,7 +81,7 @@ lower.__class__ = _CallablePackage
 load_ffi_library()
 
 
-__getattr__ = lazy(
+__getattr__, __all__ = lazy(
     __name__,
     {
         **dict.fromkeys(
@@ -110,3 +94,4 @@ __getattr__ = lazy(
         "runtime.ffi.registry": "get_global_func list_global_func_names register_func remove_global_func",
     },
 )
+__all__ += ["__version__", "load_module", "lower"]

@@ -108,8 +108,6 @@ PARTICIPLE = re.compile(
 VERBS_AND_NOUNS = {"embed", "feed", "need", "seed", "shed", "speed"}
 ADJECTIVES = {"applied", "elapsed", "filled", "known", "prepared", "searched", "unsupported"}
 """Names of functions that say what their result is like; `applied` and `searched` are of the public face."""
-NOT_YET = {"bounded", "covered", "described", "placed", "shared", "unrolled", "written"}
-"""Functions that wait for a verb or a noun. Take a name out as soon as no function has it."""
 
 _NAME_FIELDS: dict[type[ast.AST], str] = {
     ast.Name: "id", ast.arg: "arg", ast.keyword: "arg", ast.Attribute: "attr", ast.FunctionDef: "name",
@@ -220,9 +218,9 @@ def participles(text: str) -> Iterator[str]:
 def test_functions_are_verbs_or_nouns() -> None:
     sources = [path for path in source_files() if path.relative_to(ROOT).parts[0] in PRODUCT]
     found = {(name, path) for path in sources for name in participles(path.read_text(encoding="utf-8"))}
-    wrong = [f"{path.relative_to(ROOT)}: {name}" for name, path in sorted(found) if name not in ADJECTIVES | NOT_YET]
+    wrong = [f"{path.relative_to(ROOT)}: {name}" for name, path in sorted(found) if name not in ADJECTIVES]
     assert not wrong, "\n".join(wrong)
-    assert {name for name, _ in found} == ADJECTIVES | NOT_YET
+    assert {name for name, _ in found} == ADJECTIVES
 
 
 @pytest.mark.parametrize(("text", "names"), [("def _pooled(x): ...", ["pooled"]), ("def pool_planes(x): ...", [])])

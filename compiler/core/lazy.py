@@ -5,8 +5,8 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of `package`, which imports the module of a public name when the name is first used.
+def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
+    """Return `__getattr__` and `__all__` of `package`; a public name is imported when it is first used.
 
     `modules` maps modules, relative to `package`, to their public names: `{"driver.modules": "build Module"}`. A module
     with the text "" is public itself.
@@ -19,4 +19,4 @@ def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
         module = import_module(f"{package}.{homes[name]}")
         return getattr(module, name) if modules[homes[name]] else module
 
-    return load
+    return load, sorted(name for name, module in homes.items() if modules[module])

@@ -74,7 +74,7 @@ def with_shapes(function: LoopFunction, shapes: Mapping[str, tuple[int, ...]]) -
     return replace(function, params=tuple(new.get(param, param) for param in function.params), body=body)
 
 
-def placed(
+def place_block(
     part: LoopFunction, program: SymbolicProgram, sizes: Mapping[AxisClass, BlockSize], *, has_strips: bool
 ) -> tuple[For | None, Stmt]:
     """The body of a block of `sizes` with absolute points in whole arrays, and if it `has_strips` the parallel loop

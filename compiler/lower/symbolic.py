@@ -23,7 +23,7 @@ from retune.compiler.lower.block_placement import (
     fits,
     in_parallel,
     in_series,
-    placed,
+    place_block,
     regions_of,
     with_shapes,
 )
@@ -32,7 +32,7 @@ from retune.compiler.lower.build_loops import build_loops
 from retune.compiler.lower.kept_rows import KeptRows, UnkeptError, keep_rows
 from retune.compiler.lower.passes import LoopPass
 from retune.compiler.lower.pipeline import cpu_passes
-from retune.compiler.lower.symbolic_loops import bounded
+from retune.compiler.lower.symbolic_loops import bound_loop
 from retune.compiler.schedule.axis_classes import AxisClass, SymbolicProgram
 from retune.compiler.schedule.blocks import MARK, MOST, BlockSize, block_of, stand_in
 from retune.compiler.schedule.dag import ComputeDAG
@@ -188,12 +188,12 @@ class _Builder:
         """What a block of some sizes computes, the parallel loop around it, if any, and the rows that it keeps."""
         before = len(self.kept)
         if plan.inner is None:
-            strips, body = placed(self._lower(plan, sizes), self.program, sizes, has_strips=plan.has_strips)
+            strips, body = place_block(self._lower(plan, sizes), self.program, sizes, has_strips=plan.has_strips)
         else:
             series, strips = [], None
             for region in regions_of(plan.inner, plan.sizes_of(plan.inner)):
                 own = {**sizes, plan.inner: region.size}
-                _, body = placed(self._lower(plan, own), self.program, own, has_strips=False)
+                _, body = place_block(self._lower(plan, own), self.program, own, has_strips=False)
                 series.append(in_series(region, body, len(self.parts)))
             body = block(*series)
         return strips, body, min(self.kept[before:], key=attrgetter("most"), default=None)
@@ -231,7 +231,7 @@ class _Builder:
             function = loop_pass.apply(function)
         function, kept = keep_rows(function, self.program.classes)
         self.kept += [] if kept is None else [kept]
-        body = rewrite(function.body, {For: lambda loop: bounded(loop, self.program.classes, self.hardware)})
+        body = rewrite(function.body, {For: lambda loop: bound_loop(loop, self.program.classes, self.hardware)})
         if any(isinstance(loop.extent, int) and loop.extent >= _FAR for loop in find_stmts(For, body)):
             raise _UnsupportedError("a loop over a symbolic axis is cut in a way that has no symbolic form")
         shapes = {tensor.name: tensor.shape for tensor in self.program.tensors}

@@ -25,7 +25,7 @@ _ITEM_BYTES = 4
 """The size of an element for which the lanes of a mask are a register."""
 
 
-def bounded(loop: For, classes: Sequence[AxisClass], hardware: HardwareParams) -> Stmt | None:
+def bound_loop(loop: For, classes: Sequence[AxisClass], hardware: HardwareParams) -> Stmt | None:
     """A loop of `MOST` iterations over a class of axes, with the extent of the class; or such a loop cut into an outer
     loop and a loop over lanes, as of a reduction in vectors, or of the strips of a product. None for other loops, and
     where there is no such form.

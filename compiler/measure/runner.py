@@ -270,7 +270,7 @@ def gpu_here(number: int) -> GpuDevice | None:
     """GPU number `number` of this machine, examined in a process of its own; None when it cannot be used."""
     with WorkerProcess() as worker:
         device: GpuDevice | None = worker.call(
-            f"{CudaRunner.worker}:described", number, timeout_s=worker.start_timeout_s
+            f"{CudaRunner.worker}:gpu_device", number, timeout_s=worker.start_timeout_s
         )
     return device
 

@@ -9,39 +9,24 @@ from typing import TYPE_CHECKING, Any
 from retune.compiler.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from retune.compiler.runtime.ffi.bindings import NDArray, PackedFunc, convert, object_use_count
-    from retune.compiler.runtime.ffi.container import (
-        Array,
-        Map,
-        assert_structural_equal,
-        load_json,
-        save_json,
-        structural_equal,
-    )
-    from retune.compiler.runtime.ffi.module import Module
-    from retune.compiler.runtime.timing import BenchmarkResult
-
-__all__ = [
-    "Array",
-    "BenchmarkResult",
-    "Map",
-    "Module",
-    "NDArray",
-    "PackedFunc",
-    "assert_structural_equal",
-    "convert",
-    "load_json",
-    "load_module",
-    "object_use_count",
-    "save_json",
-    "structural_equal",
-]
+    from retune.compiler.runtime.ffi.bindings import NDArray as NDArray
+    from retune.compiler.runtime.ffi.bindings import PackedFunc as PackedFunc
+    from retune.compiler.runtime.ffi.bindings import convert as convert
+    from retune.compiler.runtime.ffi.bindings import object_use_count as object_use_count
+    from retune.compiler.runtime.ffi.container import Array as Array
+    from retune.compiler.runtime.ffi.container import Map as Map
+    from retune.compiler.runtime.ffi.container import assert_structural_equal as assert_structural_equal
+    from retune.compiler.runtime.ffi.container import load_json as load_json
+    from retune.compiler.runtime.ffi.container import save_json as save_json
+    from retune.compiler.runtime.ffi.container import structural_equal as structural_equal
+    from retune.compiler.runtime.ffi.module import Module as Module
+    from retune.compiler.runtime.timing import BenchmarkResult as BenchmarkResult
 
 
 load_module: Callable[..., Any]
 """Loads any file of compiled code. `retune.compiler` sets it, since packages above this one also have files."""
 
-__getattr__ = lazy(
+__getattr__, __all__ = lazy(
     __name__,
     {
         "ffi.container": "Array Map assert_structural_equal load_json save_json structural_equal",
@@ -50,3 +35,4 @@ __getattr__ = lazy(
         "timing": "BenchmarkResult",
     },
 )
+__all__ += ["load_module"]

@@ -110,14 +110,14 @@ def settled_unroll(
         else:
             closed = closed | (reduced & real)
 
-    def unrolled(limit: Rows | int) -> Counts:
+    def unrolled_loops(limit: Rows | int) -> Counts:
         flags = [open_ & (size <= limit) for open_, size in sizes]
         return np.sum(flags, axis=0, dtype=np.int64) if flags else np.zeros(len(limits), dtype=np.int64)
 
-    settled, target = limits.copy(), unrolled(limits)
+    settled, target = limits.copy(), unrolled_loops(limits)
     # Limits that unroll the same loops are the same program. Mapping them to the smallest gives rows a normal form.
     for choice in sorted(choices, reverse=True):
-        settled = np.where((settled >= choice) & (unrolled(choice) == target), choice, settled)
+        settled = np.where((settled >= choice) & (unrolled_loops(choice) == target), choice, settled)
     return np.asarray(settled)
 
 

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 from retune.compiler.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from retune.compiler.vm.compiler import VMCompiler, compile
-    from retune.compiler.vm.executable import Executable
-    from retune.compiler.vm.executor import VMExecutor
-    from retune.compiler.vm.library import VMLibrary
-    from retune.compiler.vm.machine import VirtualMachine
-    from retune.compiler.vm.resources import VMOptions
-    from retune.compiler.vm.values import ADT
+    from retune.compiler.vm.compiler import VMCompiler as VMCompiler
+    from retune.compiler.vm.compiler import compile as compile
+    from retune.compiler.vm.executable import Executable as Executable
+    from retune.compiler.vm.executor import VMExecutor as VMExecutor
+    from retune.compiler.vm.library import VMLibrary as VMLibrary
+    from retune.compiler.vm.machine import VirtualMachine as VirtualMachine
+    from retune.compiler.vm.resources import VMOptions as VMOptions
+    from retune.compiler.vm.values import ADT as ADT
 
-_load = lazy(
+_load, __all__ = lazy(
     __name__,
     {
         "compiler": "VMCompiler compile",
@@ -29,18 +30,7 @@ _load = lazy(
         "values": "ADT",
     },
 )
-
-__all__ = [
-    "ADT",
-    "Executable",
-    "VMCompiler",
-    "VMExecutor",
-    "VMLibrary",
-    "VMOptions",
-    "VirtualMachine",
-    "compile",
-    "load_module",
-]
+__all__ += ["load_module"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,8 +3,7 @@
 The file is an archive (`retune.compiler.runtime.archive`) of
 
     library.json      facts about the kernels, tuned programs
-    kernels.json      name, arguments, packing, workspace of every kernel
-    kernels/NAME.o    its object code
+    its kernels       see `retune.compiler.runtime.kernel_archive`
 
 and, in the file of a whole executable, of the parts of `retune.compiler.vm.saved_program`.
 """
@@ -19,8 +18,9 @@ from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.archive import VM_EXECUTABLE, Archive, reject_damage, write_archive
 from retune.compiler.runtime.arguments import is_thread_count, path_of
-from retune.compiler.runtime.artifact import KernelArtifact, kernel_of, kernel_row
+from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.executor.network import check_cpu
+from retune.compiler.runtime.kernel_archive import kernel_parts, read_kernels
 
 KIND, VERSION = VM_EXECUTABLE, 4
 
@@ -53,8 +53,7 @@ class VMLibrary:
         programs = [[row.task_key, row.steps, row.seconds, row.record_id] for row in self.programs]
         return {
             "library.json": {"about": dict(self.about), "programs": programs},
-            "kernels.json": [kernel_row(kernel) for kernel in self.kernels],
-            **{f"kernels/{kernel.name}.o": kernel.object_code for kernel in self.kernels},
+            **kernel_parts(self.kernels),
         }
 
     @classmethod
@@ -67,9 +66,8 @@ class VMLibrary:
     @classmethod
     def read(cls, archive: Archive) -> "VMLibrary":
         """The library in an archive. Raises: ArtifactError; an error of `DAMAGE` when it is damaged."""
-        facts, rows = archive.json("library.json"), archive.json("kernels.json")
-        kernels = tuple(kernel_of(row, archive.blob(f"kernels/{row['name']}.o")) for row in rows)
-        return cls(kernels, _programs(facts["programs"]), _about(facts["about"]))
+        facts = archive.json("library.json")
+        return cls(read_kernels(archive), _programs(facts["programs"]), _about(facts["about"]))
 
 
 def _programs(rows: Sequence[Sequence[Any]]) -> tuple[TaskProgram, ...]:
@@ -77,9 +75,8 @@ def _programs(rows: Sequence[Sequence[Any]]) -> tuple[TaskProgram, ...]:
 
 
 def _about(row: JsonObject) -> dict[str, object]:
-    """The facts, as far as a machine relies on them checked. Raises: ArtifactError."""
+    """The facts; `check_machine` checks those about the CPU. Raises: ArtifactError when the threads make no sense."""
     about = dict(row)
-    threads, needs = about.get("threads", 1), about.get("needs", [])
-    if not is_thread_count(threads) or not isinstance(needs, list) or not all(isinstance(each, str) for each in needs):
-        raise ArtifactError("its facts about threads or the CPU make no sense")
+    if not is_thread_count(about.get("threads", 1)):
+        raise ArtifactError("its number of threads makes no sense")
     return about

@@ -20,7 +20,7 @@ from retune.compiler.ir.kernel import Kernel
 from retune.compiler.measure.processes import cuda_worker
 from retune.compiler.measure.processes.cuda_worker import (
     compare_stream,
-    described,
+    gpu_device,
     knows,
     missing,
     prepare,

@@ -94,7 +94,7 @@ def missing(number: int) -> str:
     return "" if number < count else f"there is no GPU number {number}; this machine has {count}"
 
 
-def described(number: int) -> GpuDevice | None:
+def gpu_device(number: int) -> GpuDevice | None:
     """GPU number `number`; None when it cannot be used here."""
     return None if missing(number) else driver().devices()[number]
 

@@ -86,7 +86,7 @@ class MainLoop(ABC):
         """Instructions of a warp in an iteration."""
 
     @abstractmethod
-    def shared(self) -> Floats:
+    def shared_cycles(self) -> Floats:
         """Cycles in which shared memory is read and written."""
 
     def columns(self) -> Iterator[tuple[int, Columns]]:
@@ -96,7 +96,7 @@ class MainLoop(ABC):
         multiplying, total = self.cycles()
         yield (
             self.product.row,
-            _columns(multiplying, multiplying, self.shared() * self.iterations * self.launched.rounds),
+            _columns(multiplying, multiplying, self.shared_cycles() * self.iterations * self.launched.rounds),
         )
         for factor in self.factors:
             outside = factor.moved.cache_bytes / (CACHE_RATIO * self.facts.bandwidth / self.facts.clock)
@@ -136,7 +136,7 @@ class MainLoop(ABC):
         return _overlapping(
             self.multiplying(blocks),
             warps * self.instructions(),
-            blocks * self.shared(),
+            blocks * self.shared_cycles(),
             blocks * cache_bytes / bytes_per_cycle,
         )
 
@@ -155,7 +155,7 @@ class MainLoop(ABC):
         per_iteration = np.where(_is_asynchronous(factor), elements / access_elements, _PLAIN_COPY * elements)
         return np.asarray(iterations * (indices + per_iteration))
 
-    def written(self) -> Floats:
+    def write_cycles(self) -> Floats:
         """Cycles in which copies write their tiles to shared memory."""
         cycles = np.zeros(self.product.nest.count)
         for factor in self.factors:

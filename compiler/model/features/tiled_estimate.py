@@ -130,9 +130,11 @@ class _TiledLoop(MainLoop):
                 loaded += words * np.where(row, 1.0, np.minimum(self.steps, _TOGETHER))
         return np.asarray(self.sums + loaded + _INDEX_REGISTERS)
 
-    def shared(self) -> Floats:
+    def shared_cycles(self) -> Floats:
         """Cycles of shared memory."""
-        return np.asarray(self.product.moved.shared_cycles / self.launched.blocks / self.iterations + self.written())
+        return np.asarray(
+            self.product.moved.shared_cycles / self.launched.blocks / self.iterations + self.write_cycles()
+        )
 
 
 _SHARED_BYTES = 128.0
@@ -222,11 +224,11 @@ class _TensorLoop(MainLoop):
         inner = [depth_is_inner(op) for op in gathered if isinstance(op, ComputeOp) and op.name.endswith(side)]
         return self.kind.packed > 1 or any(inner)
 
-    def shared(self) -> Floats:
+    def shared_cycles(self) -> Floats:
         """Cycles of shared memory: each fragment is loaded once a step, by each warp for itself; a group of warps reads
         its columns for each of its instructions.
         """
         columns = self.columns_of_warp * COLUMNS
         each = self.rows * ROWS + np.where(self.groups, self.rows * columns / GROUP_WARPS, columns)
         elements = each * self.kind.depth * self.steps * self.launched.warps
-        return np.asarray(elements * item_bytes(self.kind.dtype) / _SHARED_BYTES + self.written())
+        return np.asarray(elements * item_bytes(self.kind.dtype) / _SHARED_BYTES + self.write_cycles())

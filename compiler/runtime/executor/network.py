@@ -4,8 +4,7 @@ The file is an archive (`retune.compiler.runtime.archive`) of
 
     plan.json         see `retune.compiler.runtime.executor.plan`
     metadata.json     target, tool versions; coverage: which record every task was built from
-    kernels.json      name, arguments, packing, workspace of every kernel
-    kernels/NAME.o    its object code
+    its kernels       see `retune.compiler.runtime.kernel_archive`
     constants/N.npy   the constant of buffer N, stored as its kernel reads it, so that it is used where it is mapped
 """
 
@@ -19,9 +18,10 @@ import numpy as np
 from retune.compiler.core.errors import ArtifactError, OptionError
 from retune.compiler.core.json_reader import JsonObject
 from retune.compiler.runtime.archive import Archive, reject_damage, write_archive
-from retune.compiler.runtime.artifact import Array, KernelArtifact, kernel_of, kernel_row
+from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.buffers import constant_array
 from retune.compiler.runtime.executor.plan import BufferKind, Plan
+from retune.compiler.runtime.kernel_archive import kernel_parts, read_kernels
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.runtime.loader import host_features
 
@@ -145,14 +145,12 @@ def check_cpu(what: str, facts: JsonObject) -> None:
 
 def network_parts(network: CompiledNetwork, *, with_code: bool = True) -> dict[str, object]:
     """The parts of a network for an archive; object code only if asked for."""
-    code = {f"kernels/{kernel.name}.o": kernel.object_code for kernel in network.kernels if with_code}
     constants = {f"constants/{number}.npy": array for number, array in network.constants.items()}
     coverage = [row.to_json() for row in network.coverage]
     return {
         "plan.json": network.plan.dumps().encode(),
         "metadata.json": {"metadata": network.metadata, "coverage": coverage},
-        "kernels.json": [kernel_row(kernel) for kernel in network.kernels],
-        **code,
+        **kernel_parts(network.kernels, with_code=with_code),
         **constants,
     }
 
@@ -163,11 +161,8 @@ def read_network(archive: Archive, *, with_code: bool = True) -> CompiledNetwork
     Raises: ArtifactError when the format is another; an error of `DAMAGE` when it is damaged.
     """
     about = archive.json("metadata.json")
-    kernels = tuple(
-        kernel_of(row, archive.blob(f"kernels/{row['name']}.o") if with_code else b"")
-        for row in archive.json("kernels.json")
-    )
     constants = {int(Path(name).stem): archive.array(name) for name in archive.names("constants/")}
     coverage = tuple(map(KernelRow.of, about["coverage"]))
     plan = Plan.loads(archive.blob("plan.json").decode())
+    kernels = read_kernels(archive, with_code=with_code)
     return CompiledNetwork(plan, kernels, constants, coverage, dict(about["metadata"]))

@@ -90,12 +90,12 @@ def _tensor_promising(kernel: Sequence[StageNest], product: StageNest, facts: Gp
         if nest.attached and nest is not product:
             good &= iterations(own_loops(nest), (Annotation.THREAD_Y,), count) == warps
     rows, columns = fragments_of(product, count)
-    good &= _covered(kernel, root, product, rows, columns)
+    good &= _covers(kernel, root, product, rows, columns)
     registers = thread_bytes(product, facts, count) // WORD + _LEAST_OTHER_TENSOR_REGISTERS
     return np.asarray(good & (registers <= MOST_REGISTERS) & (registers * warps * WARP <= facts.registers))
 
 
-def _covered(kernel: Sequence[StageNest], root: StageNest, product: StageNest, rows: Counts, columns: Counts) -> Mask:
+def _covers(kernel: Sequence[StageNest], root: StageNest, product: StageNest, rows: Counts, columns: Counts) -> Mask:
     """Whether the shared tiles cover the warps' fragments and were not cut at the end of a matrix."""
     good: Mask = np.ones(len(rows), dtype=np.bool_)
     warps = [loop.extent for loop in root.loops if loop.annotation is Annotation.THREAD_Y]

@@ -254,10 +254,10 @@ def test_a_program_for_cpus_is_no_candidate() -> None:
 @pytest.mark.usefixtures("gpu")
 def test_another_gpu_than_there_is() -> None:
     assert cuda_worker.missing(0) == ""
-    found = cuda_worker.described(0)
+    found = cuda_worker.gpu_device(0)
     assert found is not None
     assert found.identity == "Double 0, sm_90, 132 multiprocessors"
-    assert cuda_worker.described(1) is None
+    assert cuda_worker.gpu_device(1) is None
     assert cuda_worker.missing(1) == "there is no GPU number 1; this machine has 1"
     cuda_worker.set_up((), 1)
     with pytest.raises(DeviceError, match=r"there is no GPU|no GPU"):
