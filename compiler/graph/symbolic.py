@@ -20,8 +20,8 @@ from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from retune.compiler.graph.verify import call_of
 from retune.compiler.ir.dims import Dim, Guard, integers, same, substitute
 
-_SCALES = (7, 37, 211)
-"""Extents that most networks accept: small ones first, since pooling needs larger ones."""
+_SCALES = (7, 37, 211, 4001)
+"""Extents that most networks accept: small ones first, since pooling needs larger ones, and windows of sounds more."""
 # With the first scale these are the primes from 7 to 31. At no scale does one number divide another, so a relation
 # between the numbers is a relation of the network and no accident.
 _APART = (0, 4, 6, 10, 12, 16, 22, 24)
@@ -214,13 +214,16 @@ def variants(
 
 
 def likely_graph(graphs: Sequence[SymbolicGraph]) -> tuple[SymbolicGraph, dict[str, int]] | None:
-    """The graph for large numbers, and such numbers for its symbols; None if no graph is known to hold for any."""
-    for index in (2, 1, 0, 3):  # the largest scale first
+    """The graph for large numbers, and such numbers for its symbols; None if no graph is known to hold for any. A graph
+    in which fewer extents have to be equal is preferred.
+    """
+    likely: list[tuple[SymbolicGraph, dict[str, int]]] = []
+    for index in (2, 1, 0, 3, 4):  # the largest usual scale first
         for graph in graphs:
             numbers = list(_general(graph.symbols))[index]
             if all(guard.dim.symbols <= numbers.keys() and guard.fits(numbers) for guard in graph.guards):
-                return graph, numbers
-    return None
+                likely.append((graph, numbers))
+    return min(likely, key=lambda pair: sum(guard.is_zero and guard.holds for guard in pair[0].guards), default=None)
 
 
 def _general(symbols: Sequence[str]) -> Iterator[dict[str, int]]:

@@ -15,7 +15,7 @@ A `Dim` never turns into an int by itself: `int(n)`, `range(n)` and NumPy's conv
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, SupportsInt, TypeGuard
 
@@ -201,6 +201,11 @@ def is_certain(value: int) -> bool:
     also where a guard says so.
     """
     return _bounds(value)[0] > 0 or (getattr(_active, "assumptions", None) is not None and value > 0)
+
+
+def may_be_positive(value: int) -> bool:
+    """Whether `value` is positive for any values of its symbols, as far as intervals show it. No guard."""
+    return _bounds(value)[1] > 0
 
 
 def same(first: int, second: int) -> bool:
@@ -419,10 +424,17 @@ def _decide_positive(value: int) -> bool:
     low, high = _bounds(value)
     if low > 0 or high <= 0:
         return low > 0
-    # A product that is never negative is positive exactly where no factor is 0.
+    # A product of factors that are never negative is positive exactly where all are.
     if len(value.terms) == 1 and low == 0:
-        return not _decide_zero(value)
+        ((atoms, _),) = value.terms.items()
+        if all(_atom_bounds(atom)[0] >= 0 for atom in atoms):
+            return all(_decide_atom(atom) for atom in dict.fromkeys(atoms))
     return _decide(value, is_zero=False)
+
+
+def _decide_atom(atom: Atom) -> bool:
+    """Whether a factor that is never negative is positive."""
+    return _atom_bounds(atom)[0] > 0 or _decide(Dim({(atom,): 1}), is_zero=False)
 
 
 def _decide(dim: Dim, *, is_zero: bool) -> bool:
@@ -437,25 +449,26 @@ def _bounds(value: int) -> tuple[float, float]:
     low, high = 0.0, 0.0
     # Product by product: where one symbol is in several, the interval is wider than the values, never narrower.
     for monomial, factor in _terms(value).items():
-        least, most = 1.0, 1.0
+        least, most = float(factor), float(factor)
         for atom in monomial:
-            below, above = _atom_bounds(atom)
-            # A factor that may be negative swaps the ends of the interval: give up rather than be wrong.
-            if below < 0:
+            ends = [end * other for end in (least, most) for other in _atom_bounds(atom)]
+            least, most = min(ends), max(ends)
+            if not (isfinite(least) and isfinite(most)):
                 return -inf, inf
-            least, most = least * below, most * above
-        low += factor * (least if factor > 0 else most)
-        high += factor * (most if factor > 0 else least)
+        low += least
+        high += most
     return low, high
 
 
 def _atom_bounds(atom: Atom) -> tuple[float, float]:
     if isinstance(atom, str):
         return (-inf, inf) if atom.endswith("]") else (0, _MOST)
-    low, high = _bounds(atom.numerator)
-    if isinstance(atom.denominator, Dim) or atom.denominator <= 0 or low < 0:
+    if isinstance(atom.denominator, Dim) or atom.denominator <= 0:
         return -inf, inf
-    return (low // atom.denominator, high // atom.denominator) if atom.op == "//" else (0, atom.denominator - 1)
+    if atom.op == "%":
+        return 0, atom.denominator - 1
+    low, high = _bounds(atom.numerator)
+    return (low // atom.denominator, high // atom.denominator) if isfinite(low) else (low, high)
 
 
 # As data

@@ -13,6 +13,7 @@ from operator import attrgetter
 
 from retune.compiler.core.errors import ScheduleError
 from retune.compiler.core.target import HardwareParams
+from retune.compiler.ir.dims import Assumptions
 from retune.compiler.ir.dot import Pair
 from retune.compiler.ir.expr import Buffer, Var
 from retune.compiler.ir.rewrite import allocate, find_stmts, rewrite, statements_of
@@ -73,6 +74,15 @@ def lower_symbolic(
         return Unsupported(f"{name}: it calls a function or makes steps")
     # The stack of a block is checked when the rows that it keeps are known.
     passes = cpu_passes(replace(hardware, stack_bytes=sys.maxsize), layout, dots)
+    # No extent is negative, whatever its formula says, so no divisor that is made of extents is 0.
+    with Assumptions({}, ()):
+        return _lower_any(tensors, name, hardware, passes)
+
+
+def _lower_any(
+    tensors: Sequence[Tensor], name: str, hardware: HardwareParams, passes: Sequence[LoopPass]
+) -> LoopFunction | Unsupported:
+    """The kernel that keeps rows on the stack; where they may be too long, also what computes them anew."""
     result = _lower_program(SymbolicProgram.of(tensors, keeps_rows=True), name, hardware, passes)
     if isinstance(result, LoopFunction) and not result.limits:
         return result

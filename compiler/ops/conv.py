@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from retune.compiler import te
 from retune.compiler.core.dtype import BFLOAT16
+from retune.compiler.ir.dims import may_be_positive
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.visit import substitute
 from retune.compiler.ops.matmul import require_bytes
@@ -222,7 +223,9 @@ def _pad(call: OpCall, data: Tensor, geometry: _Geometry) -> Tensor:
     inside = data.shape[first : first + len(needed)]
     if not any(before) and all(want <= have for want, have in zip(needed, inside, strict=True)):
         return data
-    after = tuple(max(0, want - low - have) for want, low, have in zip(needed, before, inside, strict=True))
+    # A test that is always true is right for any extent; a decision would hold for every other extent only.
+    pairs = zip(needed, before, inside, strict=True)
+    after = tuple(int(may_be_positive(want - low - have)) for want, low, have in pairs)
     fill = call.integer("pad_value") if "pad_value" in call.attrs else 0
     return zero_padded(data, first, before, after, f"{call.name}_pad", needed, fill)
 

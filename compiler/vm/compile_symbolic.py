@@ -9,9 +9,10 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from functools import partial
+from typing import NoReturn, TypeVar
 
-from retune.compiler.core.errors import DefinitionError, LoweringError
+from retune.compiler.core.errors import ArtifactError, DefinitionError, LoweringError, ScheduleError
 from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.graph.ir import Array, Graph, Node, Value
@@ -32,6 +33,7 @@ from retune.compiler.vm.saved_program import decoded_region
 from retune.compiler.vm.symbolic_plan import SymbolicPlan, SymbolicPlanRegion
 
 _log = logging.getLogger(__name__)
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,27 @@ def compile_symbolic(
     """The region for all shapes of its graph for large sizes, or why there is none. `constants` are those that it reads
     and the inputs that are the same array in every call; `constant_name` gives a constant of the plan a name.
     """
+    return _attempt(f"region {region.name}", lambda: _compile(region, constants, target, threads, constant_name))
+
+
+def _attempt(title: str, build: Callable[[], V | Unsupported]) -> V | Unsupported:
+    """What `build` makes, or why it fails: a network that can be compiled for each shape is not refused."""
+    try:
+        return build()
+    except (DefinitionError, LoweringError, ScheduleError) as error:
+        return Unsupported(str(error))
+    except (ArtifactError, LookupError, TypeError) as error:  # a bug of ours, such as an extent taken for a number
+        _log.warning("%s is compiled for each shape: %s", title, error, exc_info=error)
+        return Unsupported(f"{type(error).__name__}: {error}")
+
+
+def _compile(
+    region: SymbolicRegion,
+    constants: Mapping[str, Array],
+    target: Target,
+    threads: int,
+    constant_name: Callable[[Array], str],
+) -> SymbolicNetwork | Unsupported:
     if set(region.determining) - constants.keys():
         return Unsupported(f"its shapes depend on the values of {', '.join(region.determining)}")
     likely = likely_graph(region.variants)
@@ -64,17 +87,11 @@ def compile_symbolic(
     renaming = {name: f"{re.sub(r'[^A-Za-z0-9]+', '_', name)}_{number}" for number, name in enumerate(numbers)}
     dims = {name: Dim.symbol(f"n_{new}") for name, new in renaming.items()}
     guards = tuple(_rename(variant.guards, dims))
-    try:
-        with Assumptions({str(dims[name]): number for name, number in numbers.items()}, guards) as assumed:
-            graph = optimize(variant.static(dims, constants))
-            cut = named_by_content(partition(graph, target, hardware_of(target, threads)))
-            flops = {task.name: with_numbers(task.dag).flop_count for task in cut.tasks}
-    except (DefinitionError, LoweringError) as error:
-        return Unsupported(str(error))
-    except TypeError as error:  # a pass took a symbolic extent for a number, which is a bug of ours
-        _log.warning("region %s is compiled for each shape: %s", region.name, error, exc_info=error)
-        return Unsupported(str(error))
-    built = {task.name: STORE.build_symbolic(task) for task in cut.tasks}
+    with Assumptions({str(dims[name]): number for name, number in numbers.items()}, guards) as assumed:
+        graph = optimize(variant.static(dims, constants))
+        cut = named_by_content(partition(graph, target, hardware_of(target, threads)))
+        flops = {task.name: with_numbers(task.dag).flop_count for task in cut.tasks}
+    built = {task.name: _attempt(f"kernel {task.name}", partial(STORE.build_symbolic, task)) for task in cut.tasks}
     made = _region(region, graph, cut, built, assumed, guards, constant_name)
     rows = tuple(
         KernelRow(task.name, task.workload_key, weight, flops[task.name], tunable=tunable, note=_note(built[task.name]))

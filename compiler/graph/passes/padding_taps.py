@@ -3,6 +3,7 @@
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.passes.rules.views import cut
+from retune.compiler.ir.dims import may_be_positive
 from retune.compiler.ops.conv import LAYOUTS, window_extent
 
 _CONVOLUTIONS = ("conv2d", "conv3d")
@@ -35,7 +36,12 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
         # Tap t of result r reads index r * stride + t * dilation - before; r runs from 0 to results - 1.
         reach = (results - 1) * strides[dim]
         # Indices ascend with the taps, so the taps that meet the input are consecutive.
-        read = [tap for tap in range(taps[dim]) if -reach <= tap * dilation - before < extents[dim]]
+        first_reads = ((tap, tap * dilation - before) for tap in range(taps[dim]))
+        read = [
+            tap
+            for tap, index in first_reads
+            if may_be_positive(reach + index + 1) and may_be_positive(extents[dim] - index)
+        ]
         if not read or len(read) == taps[dim]:
             continue
         kept_before = before - read[0] * dilation

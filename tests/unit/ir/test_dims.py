@@ -86,6 +86,8 @@ def test_comparisons_that_hold_always_need_no_assumption() -> None:
     assert n * m + 1 != 0
     assert n < 2**40
     assert n == Dim.symbol("n")
+    assert ((n - 1) // 2 + 1) // 7 >= 0
+    assert n % 4 - 4 < 0
     with pytest.raises(DefinitionError, match="whether n - 1 is zero is not known before the run"):
         bool(n == 1)
 
@@ -99,6 +101,26 @@ def test_decisions_are_kept_as_guards() -> None:
     assert [str(guard) for guard in assumed.guards] == ["-m + n > 0", "m != 0", "n != 0", "n - 1 != 0"]
     fits = {pair: all(g.fits(dict(zip("nm", pair, strict=True))) for g in assumed.guards) for pair in ((3, 2), (2, 3))}
     assert fits == {(3, 2): True, (2, 3): False}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_comparisons_without_a_guard_hold_for_all_numbers(seed: int) -> None:
+    with Assumptions({"n": 5, "m": 3}):
+        dim = _random(Random(seed))
+    with Assumptions({"n": 5, "m": 3}) as assumed:
+        is_positive, is_zero = dim > 0, dim == 0
+    draw = Random(seed)
+    for _ in range(20):
+        numbers = {"n": draw.randrange(30), "m": draw.randrange(30)}
+        if all(guard.fits(numbers) for guard in assumed.guards):
+            number = substitute(dim, numbers)
+            assert (number > 0, number == 0) == (is_positive, is_zero), f"{dim} for {numbers}"
+
+
+def test_a_sign_is_guarded_where_facts_do_not_decide_it() -> None:
+    with Assumptions({"n": 5, "m": 3}, ()) as assumed:
+        assert n * m > 0
+    assert [str(guard) for guard in assumed.guards] == ["m > 0", "n > 0"]
 
 
 def test_elements_may_be_negative() -> None:

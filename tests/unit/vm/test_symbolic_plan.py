@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from retune.compiler import vm
-from retune.compiler.core.errors import ArtifactError
+from retune.compiler.core.errors import ArtifactError, DefinitionError, LoweringError
 from retune.compiler.graph.program import MAIN
 from retune.compiler.runtime.device import cpu
 from retune.compiler.runtime.executor.plan import BufferKind, Plan
@@ -86,6 +86,22 @@ def pointwise() -> onnx.ModelProto:
     return model(nodes, [tensor("x", [1, 8, "h", "w_"])], [tensor("out", [1, 4, "h", "w_"])], {"w": floats(4, 8, 1, 1)})
 
 
+def strided() -> onnx.ModelProto:
+    """Two convolutions of a sound, the second of every other sample, and attention over what is left: the number of
+    its rows is a quotient that is negative without samples.
+    """
+    nodes = [
+        node("Conv", ["x", "near"], ["close"], pads=[1, 1]),
+        node("Conv", ["close", "far"], ["frames"], pads=[1, 1], strides=[2]),
+        node("Transpose", ["frames"], ["rows"], perm=[0, 2, 1]),
+        node("MatMul", ["rows", "frames"], ["scores"]),
+        node("Softmax", ["scores"], ["weights"], axis=-1),
+        node("MatMul", ["weights", "rows"], ["out"]),
+    ]
+    weights = {"near": floats(8, 8, 3) / 4, "far": floats(8, 8, 3) / 4}
+    return model(nodes, [tensor("x", [1, 8, "n"])], [tensor("out", [1, None, 8])], weights)
+
+
 def machine_of(source: onnx.ModelProto, **options: Any) -> vm.VirtualMachine:
     code, library = vm.compile(source, threads=2).save()
     exe = vm.Executable.load_exec(code, library)
@@ -123,6 +139,29 @@ def test_choices_by_size_need_no_known_size(source: onnx.ModelProto, shapes: Seq
     for shape in shapes:
         check(machine, source, *shape)
     assert machine.specializations() == ()
+
+
+def test_an_even_and_an_odd_number_of_samples_have_the_same_kernels() -> None:
+    source = strided()
+    machine = machine_of(source)
+    for samples in (9, 10, 11, 64, 3, 2, 301):
+        check(machine, source, 1, 8, samples)
+    assert vm.compile(source).per_shape == {}
+    assert machine.specializations() == ()
+
+
+@pytest.mark.parametrize("error", [DefinitionError, LoweringError, IndexError, ArtifactError, TypeError])
+def test_a_kernel_that_cannot_be_lowered_is_made_for_each_shape(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_task: object) -> None:
+        raise error("no such kernel")
+
+    monkeypatch.setattr(STORE, "build_symbolic", fail)
+    exe = vm.compile(block(), threads=2)
+    assert exe.per_shape
+    assert all("no such kernel" in reason for reason in exe.per_shape.values())
+    check(vm.VirtualMachine(exe), block(), 2, 3, 8)
 
 
 def test_rows_without_elements_are_summed_to_what_numpy_says() -> None:
