@@ -25,6 +25,7 @@ from retune.compiler.codegen.subtarget import subtarget_of
 from retune.compiler.core.errors import RetuneError
 from retune.compiler.core.target import Target
 from retune.compiler.lower.build_loops import build_loops
+from retune.compiler.lower.passes import pass_name
 from retune.compiler.lower.pipeline import cpu_passes
 from retune.compiler.model import RandomModel
 from retune.compiler.schedule.state import replay
@@ -96,9 +97,9 @@ def compile_one(task: SearchTask, steps: Sequence[Step]) -> Sample:
     clock.mark("replay")
     function = build_loops(state, "kernel")
     clock.mark("bounds and loops")
-    for one in cpu_passes(task.hardware):
-        function = one.apply(function)
-        clock.mark(one.name)
+    for loop_pass in cpu_passes(task.hardware):
+        function = loop_pass(function)
+        clock.mark(pass_name(loop_pass))
     text = write_kernel(function, subtarget_of(task), task.hardware.stack_bytes).llvm
     clock.mark("LLVM text")
     machine = make_target_machine(task.target)

@@ -12,8 +12,8 @@ from retune.compiler.core.packing import Packing
 from retune.compiler.ir.expr import Expr, const
 from retune.compiler.ir.visit import transform
 from retune.compiler.lower.build_loops import build_loops
-from retune.compiler.lower.passes.pack_constants import PackConstants
-from retune.compiler.lower.passes.simplify_indices import SimplifyIndices
+from retune.compiler.lower.passes.pack_constants import pack_constants
+from retune.compiler.lower.passes.simplify_indices import simplify_indices
 from retune.compiler.schedule.dag import ComputeDAG, Node
 from retune.compiler.schedule.default.layout import (
     Digit,
@@ -67,7 +67,7 @@ def relayouts(dag: ComputeDAG, steps: Sequence[Step]) -> tuple[Relayout, ...]:
         return ()
     # The layout comes from the pass that packs constants, so that both agree on the order of the loops. Without
     # padding: an input that the pass would pad keeps its own layout.
-    function = PackConstants(pads=False).apply(SimplifyIndices().apply(build_loops(replay(dag, steps), "layout")))
+    function = pack_constants(simplify_indices(build_loops(replay(dag, steps), "layout")), pads=False)
     names = [param.name for param in function.params]
     cached = _cached_inputs(dag, steps)
     changes = []

@@ -1,6 +1,7 @@
 """Lowers a concrete state to loop IR for CPU code. The passes of a target are one tuple, in order."""
 
 from collections.abc import Collection
+from functools import partial
 
 from retune.compiler.core import config
 from retune.compiler.core.target import HardwareParams
@@ -9,30 +10,30 @@ from retune.compiler.ir.dot import Pair
 from retune.compiler.ir.stmt import LoopFunction
 from retune.compiler.ir.verify import verify
 from retune.compiler.lower.build_loops import build_loops
-from retune.compiler.lower.passes import LoopPass
-from retune.compiler.lower.passes.dot_products import DotProducts
-from retune.compiler.lower.passes.flip_signedness import FlipSignedness
-from retune.compiler.lower.passes.legalize_loops import LegalizeLoops
-from retune.compiler.lower.passes.limit_code import LimitCode
-from retune.compiler.lower.passes.move_locals import MoveLocals
-from retune.compiler.lower.passes.pack_constants import PackConstants
-from retune.compiler.lower.passes.pack_inside import PackInside
-from retune.compiler.lower.passes.partition_loops import PartitionLoops
-from retune.compiler.lower.passes.register_tiles import RegisterTiles
-from retune.compiler.lower.passes.reuse_locals import ReuseLocals
-from retune.compiler.lower.passes.simplify_indices import SimplifyIndices
-from retune.compiler.lower.passes.unroll_locals import UnrollLocals
-from retune.compiler.lower.passes.vector_reductions import VectorReductions
-from retune.compiler.lower.passes.vectorize_plain import VectorizePlain
-from retune.compiler.lower.passes.widen_buffers import WidenBuffers
-from retune.compiler.lower.passes.widen_factors import WidenFactors
+from retune.compiler.lower.passes import LoopPass, pass_name
+from retune.compiler.lower.passes.dot_products import group_dot_products
+from retune.compiler.lower.passes.flip_signedness import flip_signedness
+from retune.compiler.lower.passes.legalize_loops import legalize_loops
+from retune.compiler.lower.passes.limit_code import limit_code
+from retune.compiler.lower.passes.move_locals import move_locals
+from retune.compiler.lower.passes.pack_constants import pack_constants
+from retune.compiler.lower.passes.pack_inside import pack_inside
+from retune.compiler.lower.passes.partition_loops import partition_loops
+from retune.compiler.lower.passes.register_tiles import form_register_tiles
+from retune.compiler.lower.passes.reuse_locals import reuse_locals
+from retune.compiler.lower.passes.simplify_indices import simplify_indices
+from retune.compiler.lower.passes.unroll_locals import unroll_locals
+from retune.compiler.lower.passes.vector_reductions import vectorize_reductions
+from retune.compiler.lower.passes.vectorize_plain import vectorize_plain
+from retune.compiler.lower.passes.widen_buffers import widen_buffers
+from retune.compiler.lower.passes.widen_factors import widen_factors
 from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import State
 
 _PACKING: dict[LayoutRewriteOption, tuple[LoopPass, ...]] = {
     LayoutRewriteOption.NO_REWRITE: (),
-    LayoutRewriteOption.INSERT_TRANSFORM_STAGE: (PackConstants(), PackInside()),
-    LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED: (PackConstants(),),
+    LayoutRewriteOption.INSERT_TRANSFORM_STAGE: (pack_constants, pack_inside),
+    LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED: (pack_constants,),
 }
 """The passes for inputs of free layout."""
 
@@ -45,27 +46,27 @@ def cpu_passes(
     """The passes of a CPU with the given vector width; `dots` are the types of its dot-product instructions."""
     width = hardware.vector_unit_bytes
     return (
-        SimplifyIndices(),
+        simplify_indices,
         # Before packing, so that the steps of a dot product become the innermost digit of the packed layout.
-        DotProducts(frozenset(dots)),
+        partial(group_dot_products, native=dots),
         *_PACKING[layout],
         # After dot products, which take 16-bit factors; before the memory of buffers is shared.
-        WidenBuffers(),
-        ReuseLocals(),
+        widen_buffers,
+        reuse_locals,
         # Before a parallel loop may be cut into parts.
-        MoveLocals(hardware.stack_bytes),
-        PartitionLoops(),
+        partial(move_locals, stack_bytes=hardware.stack_bytes),
+        partition_loops,
         # After partitioning, which removes guards that would make a vector loop serial.
-        LegalizeLoops(hardware.lane_masks),
-        VectorizePlain(width),
-        VectorReductions(width),
-        RegisterTiles(width),
+        partial(legalize_loops, masks=hardware.lane_masks),
+        partial(vectorize_plain, vector_bytes=width),
+        partial(vectorize_reductions, vector_bytes=width),
+        partial(form_register_tiles, vector_bytes=width),
         # Looks for the accumulators of register tiles.
-        FlipSignedness(frozenset(dots), width),
-        WidenFactors(),
-        UnrollLocals(width),
+        partial(flip_signedness, native=dots, vector_bytes=width),
+        widen_factors,
+        partial(unroll_locals, vector_bytes=width),
         # Last, since only now all unrolling is decided.
-        LimitCode(),
+        limit_code,
     )
 
 
@@ -87,7 +88,7 @@ def lower(
     checks = config.checks_ir() if check is None else check
     function = finish_pass(build_loops(state, name), "build-loops", checks)
     for loop_pass in cpu_passes(hardware, layout, dots):
-        function = finish_pass(loop_pass.apply(function), loop_pass.name, checks)
+        function = finish_pass(loop_pass(function), pass_name(loop_pass), checks)
     trace.show(trace.LOOPS, name, "loop IR", lambda: str(function))
     return function
 

@@ -238,7 +238,7 @@ class _Builder:
         whole = {tensor.name: self._standing_in(tensor) for tensor in self.program.tensors}
         function = with_shapes(function, whole)
         for loop_pass in self.passes:
-            function = loop_pass.apply(function)
+            function = loop_pass(function)
         function, kept = keep_rows(function, self.program.classes)
         self.kept += [] if kept is None else [kept]
         body = rewrite(function.body, {For: lambda loop: bound_loop(loop, self.program.classes, self.hardware)})

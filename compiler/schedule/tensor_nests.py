@@ -82,7 +82,7 @@ def in_groups(product: StageNest, facts: GpuFacts, count: int) -> npt.NDArray[np
 
 def fragment_sets(product: StageNest, facts: GpuFacts, count: int) -> Counts:
     """Sets of registers for fragments: two if loaded a step ahead, none where groups of warps multiply."""
-    # The condition of `DoubleBufferRegisters`.
+    # The condition of `double_buffer_registers`.
     ahead = (pipeline_depth(product, count) > 1) & (steps_of(product, count) % 2 == 0)
     return np.where(in_groups(product, facts, count), 0, 1 + ahead)
 

@@ -81,7 +81,7 @@ class SearchOptions:
     """Derive sketches by Ansor's rules and conditions only, for comparison."""
     tensor_cores: bool = True
     """Use the tensor cores of GPUs that have them for matrix products."""
-    # Twice the 32 registers of AVX-512: the limit of `RegisterTiles`, beyond which a tile stays in memory.
+    # Twice the 32 registers of AVX-512: the limit of `form_register_tiles`, beyond which a tile stays in memory.
     max_register_vectors: int = option(64, least=1)
     """Most vectors of a register tile."""
     max_location_variants: int = option(6, least=1)

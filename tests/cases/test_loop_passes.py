@@ -9,6 +9,7 @@ from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.verify import verify
 from retune.compiler.lower.build_loops import build_loops
+from retune.compiler.lower.passes import pass_name
 from retune.compiler.lower.pipeline import PRE_TRANSFORMED, cpu_passes
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import default_steps
@@ -121,11 +122,11 @@ def cases_of(program: Program) -> dict[str, Sections]:
     dag, steps, layout = program
     function = build_loops(replay(dag, default_steps(dag) if steps is None else steps), "k")
     cases: dict[str, Sections] = {}
-    for one in cpu_passes(HARDWARE, layout, VNNI):
-        after = one.apply(function)
-        verify(after, one.name)
+    for loop_pass in cpu_passes(HARDWARE, layout, VNNI):
+        after, name = loop_pass(function), pass_name(loop_pass)
+        verify(after, name)
         if str(after) != str(function):
-            cases[one.name] = {"input": str(function), "pass": one.name, "output": str(after)}
+            cases[name] = {"input": str(function), "pass": name, "output": str(after)}
         function = after
     return cases
 
@@ -142,17 +143,17 @@ def test_a_pass_gives_the_output_of_its_case(name: str, update_golden: bool) -> 
     program = PASS_PROGRAMS[name]
     *earlier, last = program.passes
     before = build_loops(replay(program.dag, program.steps), "k")
-    for one in earlier:
-        before = one.apply(before)
-    after = last.apply(before)
-    verify(after, last.name)
+    for loop_pass in earlier:
+        before = loop_pass(before)
+    after, last_name = last(before), pass_name(last)
+    verify(after, last_name)
     output = "unchanged" if str(after) == str(before) else str(after)
-    sections = {"input": str(before), "pass": last.name, "output": output}
-    check_cases("loops", name, {last.name: sections}, update_golden)
+    sections = {"input": str(before), "pass": last_name, "output": output}
+    check_cases("loops", name, {last_name: sections}, update_golden)
 
 
 def test_every_pass_has_cases_with_and_without_effect() -> None:
-    every = {one.name for option in LayoutRewriteOption for one in cpu_passes(HARDWARE, option, VNNI)}
+    every = {pass_name(step) for option in LayoutRewriteOption for step in cpu_passes(HARDWARE, option, VNNI)}
     every -= {"limit-code"}  # it refuses, and changes nothing
     cases = read_cases("loops").values()
     assert {case["pass"] for case in cases if case["output"] != "unchanged"} == every

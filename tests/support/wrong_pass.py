@@ -15,6 +15,7 @@ from retune.compiler.core.target import Target
 from retune.compiler.ir.kernel import DeviceFunction, Kernel
 from retune.compiler.ir.stmt import LoopFunction
 from retune.compiler.lower.build_loops import build_loops
+from retune.compiler.lower.passes import pass_name
 from retune.compiler.lower.pipeline import cpu_passes
 from retune.compiler.measure.check import Expected, roundings_of
 from retune.compiler.runtime.artifact import Array
@@ -66,8 +67,8 @@ def _reached(task: SearchTask, steps: Sequence[Step]) -> Iterator[tuple[str, Loo
     function = build_loops(replay(task.dag, steps), "kernel")
     yield "build-loops", function
     for loop_pass in cpu_passes(task.hardware, LayoutRewriteOption.NO_REWRITE, dots_of(task)):
-        function = loop_pass.apply(function)
-        yield loop_pass.name, function
+        function = loop_pass(function)
+        yield pass_name(loop_pass), function
 
 
 def _wrong(function: LoopFunction, inputs: Sequence[Array], wanted: Sequence[Expected]) -> str:

@@ -8,7 +8,7 @@ waits for them. Warpgroup instructions need no fence if asynchronous copies writ
     after:  for k: (copy s[t * 8] = x[k, t * 8] by 8 where k < 9; commit copies; wait for copies but 0; …)
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from retune.compiler.core.dtype import item_bytes
 from retune.compiler.ir.affine import flat_index
@@ -22,22 +22,17 @@ from retune.compiler.ir.visit import substitute
 from retune.compiler.lower.gpu.lanes import first_of, stride, uniform
 
 
-@dataclass(frozen=True, slots=True)
-class AsyncCopies:
-    """Turns copies from global into shared memory inside pipelined loops into asynchronous copies."""
+def copy_asynchronously(function: LoopFunction) -> LoopFunction:
+    """Turn copies from global into shared memory inside pipelined loops into asynchronous copies."""
+    loops = frozenset(name for name, _ in function.pipelines)
 
-    name: str = "async-copies"
+    def on_loop(loop: For, ranges: Ranges) -> Stmt | None:
+        if loop.var.name not in loops:
+            return None
+        copied = rewrite_down(loop.body, _COPIES, ranges_inside(loop, ranges))
+        return replace(loop, body=_wait_for_copies(copied))
 
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        loops = frozenset(name for name, _ in function.pipelines)
-
-        def on_loop(loop: For, ranges: Ranges) -> Stmt | None:
-            if loop.var.name not in loops:
-                return None
-            copied = rewrite_down(loop.body, _COPIES, ranges_inside(loop, ranges))
-            return replace(loop, body=_wait_for_copies(copied))
-
-        return replace(function, body=rewrite_down(function.body, {For: on_loop})) if loops else function
+    return replace(function, body=rewrite_down(function.body, {For: on_loop})) if loops else function
 
 
 def _wait_for_copies(body: Stmt) -> Stmt:

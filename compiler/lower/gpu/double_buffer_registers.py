@@ -21,24 +21,19 @@ _SETS = 2
 """Fragments that are multiplied, and those loaded meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class DoubleBufferRegisters:
-    """Gives the fragments of pipelined loops a second set of registers; loops with an odd number of steps are
-    unchanged, since the sets would swap from iteration to iteration.
+def double_buffer_registers(function: LoopFunction) -> LoopFunction:
+    """Give the fragments of pipelined loops a second set of registers; loops with an odd number of steps are unchanged,
+    since the sets would swap from iteration to iteration.
     """
+    loops = frozenset(name for name, _ in function.pipelines)
+    if not loops:
+        return function
 
-    name: str = "double-buffer-registers"
+    def load_ahead(loop: For) -> Stmt | None:
+        steps = _steps_of(loop) if loop.var.name in loops else None
+        return None if steps is None else steps.ahead()
 
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        loops = frozenset(name for name, _ in function.pipelines)
-        if not loops:
-            return function
-
-        def load_ahead(loop: For) -> Stmt | None:
-            steps = _steps_of(loop) if loop.var.name in loops else None
-            return None if steps is None else steps.ahead()
-
-        return replace(function, body=rewrite(function.body, {For: load_ahead}))
+    return replace(function, body=rewrite(function.body, {For: load_ahead}))
 
 
 @dataclass(frozen=True, slots=True)

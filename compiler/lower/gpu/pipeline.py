@@ -10,40 +10,40 @@ from retune.compiler.ir import trace
 from retune.compiler.ir.kernel import DeviceFunction, Kernel
 from retune.compiler.ir.stmt import LoopFunction, check_function_name
 from retune.compiler.ir.verify import verify
-from retune.compiler.lower.gpu.async_copies import AsyncCopies
+from retune.compiler.lower.gpu.async_copies import copy_asynchronously
 from retune.compiler.lower.gpu.barriers import insert_barriers
 from retune.compiler.lower.gpu.bind_threads import bind_threads
 from retune.compiler.lower.gpu.build_kernels import build_kernels
-from retune.compiler.lower.gpu.double_buffer_registers import DoubleBufferRegisters
+from retune.compiler.lower.gpu.double_buffer_registers import double_buffer_registers
 from retune.compiler.lower.gpu.fetch_loops import fetch_loops
 from retune.compiler.lower.gpu.limits import check_limits, check_virtual_threads
-from retune.compiler.lower.gpu.quad_stores import QuadStores
-from retune.compiler.lower.gpu.register_buffers import RegisterBuffers
-from retune.compiler.lower.gpu.software_pipelining import SoftwarePipelining
-from retune.compiler.lower.gpu.sum_loops import SumLoops
+from retune.compiler.lower.gpu.quad_stores import widen_stores
+from retune.compiler.lower.gpu.register_buffers import unroll_register_buffers
+from retune.compiler.lower.gpu.software_pipelining import pipeline_loops
+from retune.compiler.lower.gpu.sum_loops import reorder_sums
 from retune.compiler.lower.gpu.tensor_cores import TensorBuilder
-from retune.compiler.lower.gpu.virtual_threads import VirtualThreads
+from retune.compiler.lower.gpu.virtual_threads import expand_virtual_threads
 from retune.compiler.lower.gpu.warpgroups import GroupBuilder
-from retune.compiler.lower.passes import LoopPass
-from retune.compiler.lower.passes.legalize_loops import LegalizeLoops
-from retune.compiler.lower.passes.simplify_indices import SimplifyIndices
+from retune.compiler.lower.passes import LoopPass, pass_name
+from retune.compiler.lower.passes.legalize_loops import legalize_loops
+from retune.compiler.lower.passes.simplify_indices import simplify_indices
 from retune.compiler.lower.pipeline import finish_pass
 from retune.compiler.schedule.state import State
 
 PASSES: tuple[LoopPass, ...] = (
-    SimplifyIndices(),
-    VirtualThreads(),
+    simplify_indices,
+    expand_virtual_threads,
     # Again, since virtual threads write out the `let` values that depend on them.
-    SimplifyIndices(),
+    simplify_indices,
     # The next three in this order: each looks for the statements that the previous pass leaves.
-    AsyncCopies(),
-    SoftwarePipelining(),
-    DoubleBufferRegisters(),
-    QuadStores(),
-    LegalizeLoops(),
-    RegisterBuffers(),
-    # Takes the loops that RegisterBuffers has unrolled for the points of a sum.
-    SumLoops(),
+    copy_asynchronously,
+    pipeline_loops,
+    double_buffer_registers,
+    widen_stores,
+    legalize_loops,
+    unroll_register_buffers,
+    # Takes the loops that unroll_register_buffers has unrolled for the points of a sum.
+    reorder_sums,
 )
 """The passes while blocks and threads are still loops."""
 
@@ -71,7 +71,7 @@ def _lower(function: LoopFunction, hardware: HardwareParams, checks: bool) -> Ke
     finish_pass(function, "build-kernels", checks)
     check_virtual_threads(function, hardware)
     for loop_pass in PASSES:
-        function = finish_pass(loop_pass.apply(function), loop_pass.name, checks)
+        function = finish_pass(loop_pass(function), pass_name(loop_pass), checks)
     kernel = bind_threads(function)
     check_limits(kernel, hardware)
     # Fetches are peeled after the barriers: the same threads access the same elements, so barriers stay right.

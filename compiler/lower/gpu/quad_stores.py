@@ -23,26 +23,20 @@ from retune.compiler.ir.visit import find, substitute, uses
 _HALF_BYTES = 2
 
 
-@dataclass(frozen=True, slots=True)
-class QuadStores:
-    """Exchanges halves among the lanes of quads before they are stored."""
+def widen_stores(function: LoopFunction) -> LoopFunction:
+    """Exchange halves among the lanes of quads before they are stored; kernels without tensor cores are unchanged."""
+    lanes = [loop for loop in find_stmts(For, function.body) if loop.kind is LoopKind.THREAD_X]
+    multiplies = has_stmt(Mma, function.body) or has_stmt(WarpgroupMma, function.body)
+    if not multiplies or any(loop.extent != WARP for loop in lanes):
+        return function
 
-    name: str = "quad-stores"
+    def inside(loop: For) -> Stmt | None:
+        if loop.kind is not LoopKind.THREAD_X:
+            return None
+        lanes = _Lanes(loop.var, None, frozenset({loop.var}))
+        return replace(loop, body=_exchange_stores(loop.body, lanes))
 
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with longer stores; kernels without tensor cores are unchanged."""
-        lanes = [loop for loop in find_stmts(For, function.body) if loop.kind is LoopKind.THREAD_X]
-        multiplies = has_stmt(Mma, function.body) or has_stmt(WarpgroupMma, function.body)
-        if not multiplies or any(loop.extent != WARP for loop in lanes):
-            return function
-
-        def inside(loop: For) -> Stmt | None:
-            if loop.kind is not LoopKind.THREAD_X:
-                return None
-            lanes = _Lanes(loop.var, None, frozenset({loop.var}))
-            return replace(loop, body=_exchange_stores(loop.body, lanes))
-
-        return replace(function, body=rewrite(function.body, {For: inside}))
+    return replace(function, body=rewrite(function.body, {For: inside}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ unrolled too, from the innermost on, within the limit.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.expr import Buffer, Var
@@ -24,17 +24,12 @@ MOST_STATEMENTS = 4096
 """More code leaves the instruction cache, and takes seconds to compile."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterBuffers:
-    """Unrolls the serial loops that index a thread's small buffers, and those within the stages' limits."""
-
-    name: str = "register-buffers"
-
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        limits = dict(function.unroll_limits)
-        body = rewrite(function.body, {Allocate: _unroll_loops_over})
-        within = rewrite(body, {For: lambda loop: _unroll_within(loop, limits)})
-        return replace(function, body=within if unrolled_size(within) <= MOST_STATEMENTS else body)
+def unroll_register_buffers(function: LoopFunction) -> LoopFunction:
+    """Unroll the serial loops that index a thread's small buffers, and those within the stages' limits."""
+    limits = dict(function.unroll_limits)
+    body = rewrite(function.body, {Allocate: _unroll_loops_over})
+    within = rewrite(body, {For: lambda loop: _unroll_within(loop, limits)})
+    return replace(function, body=within if unrolled_size(within) <= MOST_STATEMENTS else body)
 
 
 def _unroll_loops_over(stmt: Allocate) -> Stmt | None:

@@ -13,7 +13,7 @@ copies into the tile of the iteration before that.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import Buffer, Expr, const
@@ -24,23 +24,19 @@ from retune.compiler.ir.visit import substitute
 from retune.compiler.schedule.tensor_nests import TILES_WITHOUT_BREAK
 
 
-@dataclass(frozen=True, slots=True)
-class SoftwarePipelining:
-    """Multi-buffers the shared memory of a pipelined loop: one copy for each iteration in flight."""
+def pipeline_loops(function: LoopFunction) -> LoopFunction:
+    """Copy ahead of the iterations that read the copies: the shared memory of a pipelined loop has one copy for each
+    iteration in flight. Loops without copies are unchanged.
+    """
+    depths = dict(function.pipelines)
+    if not depths:
+        return function
 
-    name: str = "pipelines"
+    def pipeline(loop: For) -> Stmt | None:
+        # More copies than iterations would never be read.
+        return _pipeline(loop, min(depths.get(loop.var.name, 1), loop.extent))
 
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with its copies ahead of their iterations; loops without copies are unchanged."""
-        depths = dict(function.pipelines)
-        if not depths:
-            return function
-
-        def pipeline(loop: For) -> Stmt | None:
-            # More copies than iterations would never be read.
-            return _pipeline(loop, min(depths.get(loop.var.name, 1), loop.extent))
-
-        return replace(function, body=rewrite(function.body, {For: pipeline}))
+    return replace(function, body=rewrite(function.body, {For: pipeline}))
 
 
 def _pipeline(loop: For, depth: int) -> Stmt | None:

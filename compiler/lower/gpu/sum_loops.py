@@ -9,7 +9,7 @@ so that four contiguous elements along the sum are one load.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -31,16 +31,11 @@ _READ_AT_ONCE = 4
 _PLAIN = (LoopKind.SERIAL, LoopKind.UNROLL)
 
 
-@dataclass(frozen=True, slots=True)
-class SumLoops:
-    """Moves the reduction loops of a sum outside of those over its points, and unrolls some of their iterations."""
-
-    name: str = "sum-loops"
-
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        ordered = rewrite_down(function.body, {For: _reduce_outside})
-        body = rewrite(ordered, {For: _unroll})
-        return replace(function, body=body if unrolled_size(body) <= MOST_STATEMENTS else ordered)
+def reorder_sums(function: LoopFunction) -> LoopFunction:
+    """Move the reduction loops of a sum outside of those over its points, and unroll some of their iterations."""
+    ordered = rewrite_down(function.body, {For: _reduce_outside})
+    body = rewrite(ordered, {For: _unroll})
+    return replace(function, body=body if unrolled_size(body) <= MOST_STATEMENTS else ordered)
 
 
 def _reduce_outside(loop: For, _: Ranges) -> Stmt | None:

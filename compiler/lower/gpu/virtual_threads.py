@@ -27,14 +27,9 @@ from retune.compiler.ir.visit import substitute, uses
 from retune.compiler.lower.gpu.software_pipelining import copies_of, select_copy
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualThreads:
-    """Gives every thread the buffers and the work of its virtual threads."""
-
-    name: str = "virtual-threads"
-
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        return replace(function, body=rewrite(function.body, {For: _expand}))
+def expand_virtual_threads(function: LoopFunction) -> LoopFunction:
+    """Give every thread the buffers and the work of its virtual threads."""
+    return replace(function, body=rewrite(function.body, {For: _expand}))
 
 
 def _expand(loop: For) -> Stmt | None:

@@ -9,12 +9,12 @@ two of bfloat16 summed in float32. The pass runs before weights are packed, so t
 the innermost digit of their layout and are contiguous.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from retune.compiler.core.dtype import BFLOAT16
 from retune.compiler.ir.affine import flat_index
-from retune.compiler.ir.dot import BYTES, WIDENED, are_widened, is_possible, products_per_sum
+from retune.compiler.ir.dot import BYTES, WIDENED, Pair, are_widened, is_possible, products_per_sum
 from retune.compiler.ir.expr import Binary, BinaryOp, Cast, Dot, Expr, Load, Var
 from retune.compiler.ir.interval import Ranges
 from retune.compiler.ir.rewrite import rewrite_down
@@ -24,74 +24,71 @@ from retune.compiler.ir.visit import find, of_type, substitute, uses, variables
 SERIAL = (LoopKind.SERIAL, LoopKind.UNROLL)
 
 
-@dataclass(frozen=True, slots=True)
-class DotProducts:
-    """`native` are the pairs of factor types, in order, of the target's instructions. Two signed or two unsigned bytes
-    can be made of a mixed pair.
+def group_dot_products(function: LoopFunction, native: Collection[Pair]) -> LoopFunction:
+    """Group steps into dot products of the factor types `native`, in order, of the target's instructions. Two signed or
+    two unsigned bytes can be made of a mixed pair.
     """
 
-    native: frozenset[tuple[str, str]]
-    name: str = "dot-products"
-
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        return replace(function, body=rewrite_down(function.body, {For: self._on_loop})) if self.native else function
-
-    def _on_loop(self, loop: For, _: Ranges) -> Stmt | None:
-        grouped = self._group(loop, in_vector=False)
+    def on_loop(loop: For, _: Ranges) -> Stmt | None:
+        grouped = _group(loop, native, in_vector=False)
         if grouped is None and loop.kind is LoopKind.VECTOR:
-            return replace(loop, body=rewrite_down(loop.body, {For: self._on_inner_loop}))
+            return replace(loop, body=rewrite_down(loop.body, {For: on_inner_loop}))
         return grouped
 
-    def _on_inner_loop(self, loop: For, _: Ranges) -> Stmt | None:
-        return self._group(loop, in_vector=True)
+    def on_inner_loop(loop: For, _: Ranges) -> Stmt | None:
+        return _group(loop, native, in_vector=True)
 
-    def _group(self, outermost: For, *, in_vector: bool) -> Stmt | None:
-        """A nest whose outermost loop belongs to the last group of reductions, with a loop of them grouped."""
-        loops, leaf = _nest(outermost)
-        factors = self._factors(leaf)
-        if factors is None:
-            return None
-        used = variables(*factors.update.indices)
-        # Reduction loops around the points of a tile; inside the first point no loop may reduce.
-        first = next((depth for depth, loop in enumerate(loops) if not _reduces(loop, used)), len(loops))
-        inner = loops[first:]
-        vectors = [loop for loop in of_type(For, inner) if loop.kind is LoopKind.VECTOR]
-        if any(loop.var not in used for loop in of_type(For, inner)) or not (vectors or in_vector):
-            return None
-        guards = [guard.condition for guard in of_type(If, loops)]
-        possible = [
-            (_is_contiguous(loop, factors, vectors), number, loop)
-            for number, loop in enumerate(of_type(For, loops[:first]))
-            if loop.extent % factors.width == 0
-            and loop.kind in SERIAL
-            # A guard on the steps would hold for a part of a group.
-            and not any(uses(guard, loop.var) for guard in guards)
-        ]
-        if not possible:
-            return None
-        # Contiguous steps first: they are one load and a broadcast; among equals the innermost loop.
-        _, _, chosen = max(possible, key=lambda candidate: candidate[:2])
-        return _with_groups(loops, chosen, factors)
+    return replace(function, body=rewrite_down(function.body, {For: on_loop})) if native else function
 
-    def _factors(self, leaf: Stmt) -> "_Factors | None":
-        """The factors of `C = C + cast(a) * cast(b)`, if the target has a dot product of such types."""
-        match leaf:
-            case Store(
-                value=Binary(BinaryOp.ADD, Load(old, indices), Binary(BinaryOp.MUL, Cast(value=lhs), Cast(value=rhs)))
-            ) if (old, indices) == (leaf.buffer, leaf.indices):
-                # The terms may depend on sums so far: then the order of the steps matters.
-                if any(load.buffer == leaf.buffer for load in find(Load, lhs, rhs)):
-                    return None
-                if not is_possible(self.native, lhs.dtype, rhs.dtype):
-                    return None
-                width = products_per_sum(self.native, lhs.dtype, rhs.dtype)
-                if leaf.value.dtype in ("int32", "uint32") and lhs.dtype in BYTES and rhs.dtype in BYTES:
-                    if are_widened(self.native, lhs.dtype, rhs.dtype):
-                        lhs, rhs = Cast(WIDENED, lhs), Cast(WIDENED, rhs)
-                    return _Factors(leaf, lhs, rhs, width)
-                if leaf.value.dtype == "float32" and lhs.dtype == rhs.dtype == BFLOAT16:
-                    return _Factors(leaf, lhs, rhs, width)
+
+def _group(outermost: For, native: Collection[Pair], *, in_vector: bool) -> Stmt | None:
+    """A nest whose outermost loop belongs to the last group of reductions, with a loop of them grouped."""
+    loops, leaf = _nest(outermost)
+    factors = _factors(leaf, native)
+    if factors is None:
         return None
+    used = variables(*factors.update.indices)
+    # Reduction loops around the points of a tile; inside the first point no loop may reduce.
+    first = next((depth for depth, loop in enumerate(loops) if not _reduces(loop, used)), len(loops))
+    inner = loops[first:]
+    vectors = [loop for loop in of_type(For, inner) if loop.kind is LoopKind.VECTOR]
+    if any(loop.var not in used for loop in of_type(For, inner)) or not (vectors or in_vector):
+        return None
+    guards = [guard.condition for guard in of_type(If, loops)]
+    possible = [
+        (_is_contiguous(loop, factors, vectors), number, loop)
+        for number, loop in enumerate(of_type(For, loops[:first]))
+        if loop.extent % factors.width == 0
+        and loop.kind in SERIAL
+        # A guard on the steps would hold for a part of a group.
+        and not any(uses(guard, loop.var) for guard in guards)
+    ]
+    if not possible:
+        return None
+    # Contiguous steps first: they are one load and a broadcast; among equals the innermost loop.
+    _, _, chosen = max(possible, key=lambda candidate: candidate[:2])
+    return _with_groups(loops, chosen, factors)
+
+
+def _factors(leaf: Stmt, native: Collection[Pair]) -> "_Factors | None":
+    """The factors of `C = C + cast(a) * cast(b)`, if the target has a dot product of such types."""
+    match leaf:
+        case Store(
+            value=Binary(BinaryOp.ADD, Load(old, indices), Binary(BinaryOp.MUL, Cast(value=lhs), Cast(value=rhs)))
+        ) if (old, indices) == (leaf.buffer, leaf.indices):
+            # The terms may depend on sums so far: then the order of the steps matters.
+            if any(load.buffer == leaf.buffer for load in find(Load, lhs, rhs)):
+                return None
+            if not is_possible(native, lhs.dtype, rhs.dtype):
+                return None
+            width = products_per_sum(native, lhs.dtype, rhs.dtype)
+            if leaf.value.dtype in ("int32", "uint32") and lhs.dtype in BYTES and rhs.dtype in BYTES:
+                if are_widened(native, lhs.dtype, rhs.dtype):
+                    lhs, rhs = Cast(WIDENED, lhs), Cast(WIDENED, rhs)
+                return _Factors(leaf, lhs, rhs, width)
+            if leaf.value.dtype == "float32" and lhs.dtype == rhs.dtype == BFLOAT16:
+                return _Factors(leaf, lhs, rhs, width)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

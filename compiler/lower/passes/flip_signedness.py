@@ -10,7 +10,7 @@ to the tile, once for all its rows, and subtracted where the tile is stored.
 The code generator handles dot products outside of tiles, and tiles without rows that share a factor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from retune.compiler.core.dtype import item_bytes
@@ -25,18 +25,20 @@ _TURNED = {"uint8": 128, "int8": -128}
 """The highest bit alone, in each type."""
 
 
+def flip_signedness(function: LoopFunction, native: Collection[Pair], vector_bytes: int) -> LoopFunction:
+    """Flip factors where `native`, the factor types of the target's instructions, have only the other sign."""
+    flip = _Flip(native, vector_bytes)
+    return replace(function, body=rewrite(function.body, {Allocate: flip.on_tile})) if native else function
+
+
 @dataclass(frozen=True, slots=True)
-class FlipSignedness:
-    """`native` are the factor types of the target's instructions; `vector_bytes` is the width of a register."""
+class _Flip:
+    """`flip_signedness` for a target."""
 
-    native: frozenset[Pair]
-    vector_bytes: int = 64
-    name: str = "flip-signedness"
+    native: Collection[Pair]
+    vector_bytes: int
 
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        return replace(function, body=rewrite(function.body, {Allocate: self._on_tile})) if self.native else function
-
-    def _on_tile(self, stmt: Allocate) -> Stmt | None:
+    def on_tile(self, stmt: Allocate) -> Stmt | None:
         match stmt.buffer.scope, statements_of(stmt.body):
             case "register", (begin, work, end):
                 match perfect_nest(work):

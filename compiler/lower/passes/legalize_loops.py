@@ -4,7 +4,7 @@ A vector loop becomes serial where lanes would not be independent; a parallel lo
 stays where the target has masks and the guarded statement reads and writes contiguous elements.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.affine import stride_of
@@ -28,36 +28,29 @@ from retune.compiler.ir.stmt import (
 from retune.compiler.ir.visit import find, has, uses
 
 
-@dataclass(frozen=True, slots=True)
-class LegalizeLoops:
-    """Checks parallel loops and demotes vector loops that allocate, nest or write the same element from several lanes,
-    or guard lanes without `masks`.
+def legalize_loops(function: LoopFunction, masks: bool = False) -> LoopFunction:
+    """Check parallel loops; make vector loops serial that allocate, nest, write the same element from several lanes, or
+    guard lanes without `masks`.
+
+    Raises: LoweringError for a parallel loop inside another loop.
     """
 
-    masks: bool = False
-    name: str = "legalize-loops"
-
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with legal loop kinds.
-
-        Raises: LoweringError for a parallel loop inside another loop.
-        """
-        body = rewrite(function.body, {For: self._demote})
-
-        def check(top: Stmt) -> Stmt:
-            for inner in find_stmts(For, top):
-                if inner is not top and inner.kind is LoopKind.PARALLEL:
-                    raise LoweringError(
-                        f"{function.name}: the parallel loop {inner.var} lies inside another loop; "
-                        "only an outermost loop can run in parallel"
-                    )
-            return top
-
-        return replace(function, body=map_outermost(body, check))
-
-    def _demote(self, loop: For) -> Stmt | None:
-        legal = loop.kind is not LoopKind.VECTOR or _lanes_independent(loop, self.masks)
+    def demote(loop: For) -> Stmt | None:
+        legal = loop.kind is not LoopKind.VECTOR or _lanes_independent(loop, masks)
         return None if legal else replace(loop, kind=LoopKind.SERIAL)
+
+    body = rewrite(function.body, {For: demote})
+
+    def check(top: Stmt) -> Stmt:
+        for inner in find_stmts(For, top):
+            if inner is not top and inner.kind is LoopKind.PARALLEL:
+                raise LoweringError(
+                    f"{function.name}: the parallel loop {inner.var} lies inside another loop; "
+                    "only an outermost loop can run in parallel"
+                )
+        return top
+
+    return replace(function, body=map_outermost(body, check))
 
 
 def _lanes_independent(loop: For, masks: bool) -> bool:

@@ -7,7 +7,7 @@ TLB. Where the last iterations of a loop are past the weight's end, as in its la
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from retune.compiler.core.packing import Packing, most_padded
 from retune.compiler.ir.affine import IndexForm, affine
@@ -17,18 +17,12 @@ from retune.compiler.ir.stmt import LoopFunction, Stmt, exprs_of, map_exprs
 from retune.compiler.ir.visit import of_type, parts, replace_nodes
 
 
-@dataclass(frozen=True, slots=True)
-class PackConstants:
-    """Packs layout-free inputs that are read once through loops in mixed radix; pads them only if it `pads`."""
-
-    name: str = "pack-constants"
-    pads: bool = True
-
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        for param in function.params:
-            if param.name in function.layout_free:
-                function = _pack(function, param, self.pads)
-        return function
+def pack_constants(function: LoopFunction, pads: bool = True) -> LoopFunction:
+    """Pack layout-free inputs that are read once through loops in mixed radix; pad them only if `pads`."""
+    for param in function.params:
+        if param.name in function.layout_free:
+            function = _pack(function, param, pads)
+    return function
 
 
 def _pack(function: LoopFunction, param: Buffer, pads: bool) -> LoopFunction:

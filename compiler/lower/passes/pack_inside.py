@@ -5,7 +5,7 @@ after:  parallel d1: for d0: vector d2: B.packed[…] = B[…];   … B.packed[x
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from retune.compiler.core.packing import Packing
 from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const, select
@@ -13,19 +13,14 @@ from retune.compiler.ir.rewrite import redirect
 from retune.compiler.ir.stmt import For, Let, LoopFunction, LoopKind, Stmt, Store, block
 
 
-@dataclass(frozen=True, slots=True)
-class PackInside:
-    """Replaces every packing by loops at the start of the kernel and a buffer in its workspace."""
-
-    name: str = "pack-inside"
-
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        params = {param.name: param for param in function.params}
-        for name, packing in function.packings:
-            # In the same order it would be a mere copy.
-            if packing.extents or not _keeps_order(packing):
-                function = _packing_itself(function, params[name], packing)
-        return replace(function, packings=())
+def pack_inside(function: LoopFunction) -> LoopFunction:
+    """Replace every packing by loops at the start of the kernel and a buffer in its workspace."""
+    params = {param.name: param for param in function.params}
+    for name, packing in function.packings:
+        # In the same order it would be a mere copy.
+        if packing.extents or not _keeps_order(packing):
+            function = _packing_itself(function, params[name], packing)
+    return replace(function, packings=())
 
 
 def _keeps_order(packing: Packing) -> bool:

@@ -14,7 +14,7 @@ the stored value is chosen, as at the seams of a concatenation: choosing costs m
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from retune.compiler.ir.affine import Affine, IndexForm
 from retune.compiler.ir.expr import Binary, BinaryOp, Expr, Load, Select, Var, binary, const, select
@@ -50,24 +50,19 @@ MAX_STATEMENTS = 256
 _NOTHING = Block(())
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionLoops:
-    """Splits loops where guards inside them are decided for a part of the iterations."""
+def partition_loops(function: LoopFunction) -> LoopFunction:
+    """Split loops where guards inside them are decided for a part of the iterations."""
+    if not has_stmt(If, function.body) and not any(map(_stores_choice, walk_stmt(function.body))):
+        return function
 
-    name: str = "partition-loops"
+    def visit(top: Stmt, ranges: Ranges) -> Stmt:
+        if isinstance(top, For) and top.kind is LoopKind.STEPS:
+            inside = ranges_inside(top, ranges)
+            return _around(top, block(*(visit(part, inside) for part in statements_of(top.body))))
+        # Copies multiply code size and compile time: the budget shrinks with the statements of the nest.
+        return _visit(top, ranges, min(MAX_COPIES, max(1, MAX_STATEMENTS // _leaves(top))))
 
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        if not has_stmt(If, function.body) and not any(map(_stores_choice, walk_stmt(function.body))):
-            return function
-
-        def visit(top: Stmt, ranges: Ranges) -> Stmt:
-            if isinstance(top, For) and top.kind is LoopKind.STEPS:
-                inside = ranges_inside(top, ranges)
-                return _around(top, block(*(visit(part, inside) for part in statements_of(top.body))))
-            # Copies multiply code size and compile time: the budget shrinks with the statements of the nest.
-            return _visit(top, ranges, min(MAX_COPIES, max(1, MAX_STATEMENTS // _leaves(top))))
-
-        return replace(function, body=block(*(visit(top, {}) for top in statements_of(function.body))))
+    return replace(function, body=block(*(visit(top, {}) for top in statements_of(function.body))))
 
 
 def _leaves(stmt: Stmt) -> int:

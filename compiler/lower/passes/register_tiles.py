@@ -29,16 +29,10 @@ def vectors_of(loops: Iterable[For], lanes: int) -> int:
     return prod(-(-loop.extent // lanes) if loop.kind is LoopKind.VECTOR else loop.extent for loop in loops)
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterTiles:
-    """`vector_bytes` is the width of a vector register."""
-
-    vector_bytes: int = 64
-    name: str = "register-tiles"
-
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        rewriter = _Rewriter(dict(function.unroll_limits), self.vector_bytes)
-        return replace(function, body=rewrite_down(function.body, rewriter.rules))
+def form_register_tiles(function: LoopFunction, vector_bytes: int) -> LoopFunction:
+    """Keep tiles of reductions in registers of `vector_bytes`."""
+    rewriter = _Rewriter(dict(function.unroll_limits), vector_bytes)
+    return replace(function, body=rewrite_down(function.body, rewriter.rules))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ after:  local a; … a …; for i: a[i] = exp(a[i]); … a …
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from retune.compiler.ir.affine import affine
 from retune.compiler.ir.expr import Buffer, Const, Expr
@@ -16,14 +16,9 @@ _LEAST_BYTES = 1 << 12
 """Smaller buffers stay in the first-level cache or in registers."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReuseLocals:
-    """Gives local buffers the memory of dead buffers."""
-
-    name: str = "reuse-locals"
-
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        return replace(function, body=rewrite(function.body, {Allocate: _share}))
+def reuse_locals(function: LoopFunction) -> LoopFunction:
+    """Give local buffers the memory of dead buffers."""
+    return replace(function, body=rewrite(function.body, {Allocate: _share}))
 
 
 def _share(stmt: Allocate) -> Stmt | None:

@@ -13,19 +13,14 @@ Such indices come from layouts chosen for the loops, reshaped tensors, and loops
     after:  y[i, k] = x[select(i < 53, i + 3, i - 53), k]
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from retune.compiler.ir.rewrite import map_exprs_in_scope
 from retune.compiler.ir.simplify import choose_rows, simplify
 from retune.compiler.ir.stmt import LoopFunction
 
 
-@dataclass(frozen=True, slots=True)
-class SimplifyIndices:
-    """Resolves quotients and remainders by the ranges of the variables, and chooses rows by their index."""
-
-    name: str = "simplify-indices"
-
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        body = map_exprs_in_scope(function.body, lambda expr, ranges: choose_rows(simplify(expr, ranges)), {})
-        return function if body is function.body else replace(function, body=body)
+def simplify_indices(function: LoopFunction) -> LoopFunction:
+    """Resolve quotients and remainders by the ranges of the variables, and choose rows by their index."""
+    body = map_exprs_in_scope(function.body, lambda expr, ranges: choose_rows(simplify(expr, ranges)), {})
+    return function if body is function.body else replace(function, body=body)

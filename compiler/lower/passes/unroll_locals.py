@@ -1,6 +1,6 @@
 """Unroll the loops over small local buffers: with literal indices the compiler can keep them in registers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -14,40 +14,36 @@ from retune.compiler.ir.visit import variables
 MAX_VECTORS = 31
 
 
-@dataclass(frozen=True, slots=True)
-class UnrollLocals:
-    """Unrolls serial loops that only move through a local buffer of at most `MAX_VECTORS` vectors."""
+def unroll_locals(function: LoopFunction, vector_bytes: int) -> LoopFunction:
+    """Unroll serial loops that only move through a local buffer of at most `MAX_VECTORS` vectors."""
 
-    vector_bytes: int = 64
-    name: str = "unroll-locals"
-
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        return replace(function, body=rewrite(function.body, {Allocate: self._on_allocate}))
-
-    def _on_allocate(self, stmt: Allocate) -> Stmt | None:
-        if stmt.buffer.scope != "local" or stmt.buffer.nbytes > MAX_VECTORS * self.vector_bytes:
+    def on_allocate(stmt: Allocate) -> Stmt | None:
+        if stmt.buffer.scope != "local" or stmt.buffer.nbytes > MAX_VECTORS * vector_bytes:
             return None
         used = _index_vars(stmt.body, stmt.buffer)
 
         def unroll(loop: For) -> Stmt | None:
-            small = loop.kind is LoopKind.SERIAL and self._work(loop, used) <= MAX_VECTORS
+            small = loop.kind is LoopKind.SERIAL and _work(loop, used, vector_bytes) <= MAX_VECTORS
             return replace(loop, kind=LoopKind.UNROLL) if small else None
 
         return replace(stmt, body=rewrite(stmt.body, {For: unroll}))
 
-    def _work(self, loop: For, used: set[Var]) -> float:
-        """Vector operations when fully unrolled; infinite when anything but the buffer's own loops is inside."""
-        if loop.var not in used:
-            return np.inf
-        inner = loop.body
-        # An estimate, in elements of four bytes.
-        vectors = loop.extent if loop.kind is not LoopKind.VECTOR else -(-loop.extent * 4 // self.vector_bytes)
-        match inner:
-            case For():
-                return vectors * self._work(inner, used)
-            case Store():
-                return vectors
+    return replace(function, body=rewrite(function.body, {Allocate: on_allocate}))
+
+
+def _work(loop: For, used: set[Var], vector_bytes: int) -> float:
+    """Vector operations when fully unrolled; infinite when anything but the buffer's own loops is inside."""
+    if loop.var not in used:
         return np.inf
+    inner = loop.body
+    # An estimate, in elements of four bytes.
+    vectors = loop.extent if loop.kind is not LoopKind.VECTOR else -(-loop.extent * 4 // vector_bytes)
+    match inner:
+        case For():
+            return vectors * _work(inner, used, vector_bytes)
+        case Store():
+            return vectors
+    return np.inf
 
 
 def _index_vars(body: Stmt, buffer: Buffer) -> set[Var]:

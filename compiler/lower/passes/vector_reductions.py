@@ -9,7 +9,7 @@ Several vectors in an iteration are independent chains, which hide the latency o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -42,57 +42,52 @@ MIN_EXTENT = 8
 """A shorter reduction costs less in its own order."""
 
 
-@dataclass(frozen=True, slots=True)
-class VectorReductions:
-    """`vector_bytes` is the width of a vector register."""
+def vectorize_reductions(function: LoopFunction, vector_bytes: int) -> LoopFunction:
+    """Sum over the lanes of registers of `vector_bytes`."""
+    numbers = count()
 
-    vector_bytes: int = 64
-    name: str = "vector-reductions"
+    def on_loop(loop: For, _: Ranges) -> Stmt | None:
+        if loop.kind is LoopKind.VECTOR:
+            return loop
+        reduction = _reduction(loop)
+        return None if reduction is None else _in_lanes(*reduction, next(numbers), vector_bytes)
 
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        numbers = count()
+    return replace(function, body=rewrite_down(function.body, {For: on_loop}))
 
-        def on_loop(loop: For, _: Ranges) -> Stmt | None:
-            if loop.kind is LoopKind.VECTOR:
-                return loop
-            reduction = _reduction(loop)
-            return None if reduction is None else self._in_lanes(*reduction, next(numbers))
 
-        return replace(function, body=rewrite_down(function.body, {For: on_loop}))
+def _in_lanes(loops: Sequence[For], update: Store, value: Binary, number: int, vector_bytes: int) -> Stmt:
+    """The reduction `loops`, the innermost of them over lanes; partial results are in buffer `number`."""
+    buffer, inner = update.buffer, loops[-1]
+    # Extremes of two-byte floats, whose sums are float32 already: each element is converted once.
+    dtype = sum_type(buffer.dtype)
+    lanes = max(1, vector_bytes // item_bytes(dtype))
+    # A power of two, so that halving ends at two lanes.
+    width = min(lanes * CHAINS, 1 << (inner.extent.bit_length() - 1))
+    part = Buffer(f"{buffer.name}.part{number}", (width,), dtype, "register")
+    lane, iteration = Var(f"{inner.var.name}.lane"), Var(f"{inner.var.name}.iteration")
 
-    def _in_lanes(self, loops: Sequence[For], update: Store, value: Binary, number: int) -> Stmt:
-        """The reduction `loops`, the innermost of them over lanes; partial results are in buffer `number`."""
-        buffer, inner = update.buffer, loops[-1]
-        # Extremes of two-byte floats, whose sums are float32 already: each element is converted once.
-        dtype = sum_type(buffer.dtype)
-        lanes = max(1, self.vector_bytes // item_bytes(dtype))
-        # A power of two, so that halving ends at two lanes.
-        width = min(lanes * CHAINS, 1 << (inner.extent.bit_length() - 1))
-        part = Buffer(f"{buffer.name}.part{number}", (width,), dtype, "register")
-        lane, iteration = Var(f"{inner.var.name}.lane"), Var(f"{inner.var.name}.iteration")
+    def over(extent: int, right: Expr) -> Stmt:
+        joined = Store(part, (lane,), binary(value.op, Load(part, (lane,)), cast(dtype, right)))
+        return For(lane, extent, LoopKind.VECTOR, joined)
 
-        def over(extent: int, right: Expr) -> Stmt:
-            joined = Store(part, (lane,), binary(value.op, Load(part, (lane,)), cast(dtype, right)))
-            return For(lane, extent, LoopKind.VECTOR, joined)
-
-        iterations, remainder = divmod(inner.extent, width)
-        index = (iteration if iterations > 1 else const(0)) * width + lane
-        body: list[Stmt] = [over(width, substitute(value.rhs, {inner.var: index}))]
-        if iterations > 1:
-            body = [For(iteration, iterations, LoopKind.SERIAL, body[0])]
-        # The remainder joins the first lanes, each of which keeps its own partial result.
-        if remainder:
-            body.append(over(remainder, substitute(value.rhs, {inner.var: lane + iterations * width})))
-        work = nest(loops[:-1], block(*body))
-        start = For(lane, width, LoopKind.VECTOR, Store(part, (lane,), _identity(value.op, dtype)))
-        folds = []
-        # Pairwise summation of the lanes: log2 steps, and an error that grows only with their number.
-        while width > 2:
-            width //= 2
-            folds.append(over(width, Load(part, (lane + width,))))
-        first, second = (Load(part, (const(position),)) for position in range(2))
-        total = binary(value.op, cast(dtype, value.lhs), binary(value.op, first, second))
-        return Allocate(part, block(start, work, *folds, replace(update, value=cast(buffer.dtype, total))))
+    iterations, remainder = divmod(inner.extent, width)
+    index = (iteration if iterations > 1 else const(0)) * width + lane
+    body: list[Stmt] = [over(width, substitute(value.rhs, {inner.var: index}))]
+    if iterations > 1:
+        body = [For(iteration, iterations, LoopKind.SERIAL, body[0])]
+    # The remainder joins the first lanes, each of which keeps its own partial result.
+    if remainder:
+        body.append(over(remainder, substitute(value.rhs, {inner.var: lane + iterations * width})))
+    work = nest(loops[:-1], block(*body))
+    start = For(lane, width, LoopKind.VECTOR, Store(part, (lane,), _identity(value.op, dtype)))
+    folds = []
+    # Pairwise summation of the lanes: log2 steps, and an error that grows only with their number.
+    while width > 2:
+        width //= 2
+        folds.append(over(width, Load(part, (lane + width,))))
+    first, second = (Load(part, (const(position),)) for position in range(2))
+    total = binary(value.op, cast(dtype, value.lhs), binary(value.op, first, second))
+    return Allocate(part, block(start, work, *folds, replace(update, value=cast(buffer.dtype, total))))
 
 
 def _reduction(loop: For) -> tuple[Sequence[For], Store, Binary] | None:

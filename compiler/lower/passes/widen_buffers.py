@@ -43,27 +43,22 @@ class _Uses:
     others: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WidenBuffers:
-    """Holds intermediate narrow numbers in a wider type where that saves conversions."""
-
-    name: str = "widen-buffers"
-
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        buffers = (*function.workspace, *(scope.buffer for scope in find_stmts(Allocate, function.body)))
-        counts = {buffer: _Uses() for buffer in buffers if buffer.dtype in _WIDE}
-        if not counts:
-            return function
-        _count(function.body, 1, counts)
-        wide = {
-            buffer: replace(buffer, dtype=_WIDE[buffer.dtype])
-            for buffer, uses in counts.items()
-            if not uses.others and uses.reads >= _LEAST_READS * uses.writes > 0
-        }
-        if not wide:
-            return function
-        workspace = tuple(wide.get(buffer, buffer) for buffer in function.workspace)
-        return replace(function, workspace=workspace, body=_with_wide(function.body, wide))
+def widen_buffers(function: LoopFunction) -> LoopFunction:
+    """Hold intermediate narrow numbers in a wider type where that saves conversions."""
+    buffers = (*function.workspace, *(scope.buffer for scope in find_stmts(Allocate, function.body)))
+    counts = {buffer: _Uses() for buffer in buffers if buffer.dtype in _WIDE}
+    if not counts:
+        return function
+    _count(function.body, 1, counts)
+    wide = {
+        buffer: replace(buffer, dtype=_WIDE[buffer.dtype])
+        for buffer, uses in counts.items()
+        if not uses.others and uses.reads >= _LEAST_READS * uses.writes > 0
+    }
+    if not wide:
+        return function
+    workspace = tuple(wide.get(buffer, buffer) for buffer in function.workspace)
+    return replace(function, workspace=workspace, body=_with_wide(function.body, wide))
 
 
 def _count(stmt: Stmt, times: int, counts: Mapping[Buffer, _Uses]) -> None:

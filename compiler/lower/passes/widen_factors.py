@@ -26,14 +26,9 @@ _NARROW = {"float32": HALVES, WIDENED: BYTES}
 """The types that are converted, by that which they become."""
 
 
-@dataclass(frozen=True, slots=True)
-class WidenFactors:
-    """Converts the factors that the lanes of register tiles share in vectors."""
-
-    name: str = "widen-factors"
-
-    def apply(self, function: LoopFunction) -> LoopFunction:
-        return replace(function, body=rewrite_down(function.body, {For: _Factors().on_loop}))
+def widen_factors(function: LoopFunction) -> LoopFunction:
+    """Convert the factors that the lanes of register tiles share in vectors."""
+    return replace(function, body=rewrite_down(function.body, {For: _Factors().on_loop}))
 
 
 @dataclass(slots=True)

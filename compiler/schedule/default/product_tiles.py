@@ -260,7 +260,7 @@ def strip_type(state: State, stage_id: int) -> str:
 
 
 def _is_packed(state: State, stage_id: int) -> bool:
-    """Whether a product reads a constant that `PackConstants` packs along its last axis: once, by plain indices."""
+    """Whether a product reads a constant that `pack_constants` packs along its last axis: once, by plain indices."""
     dag = state.dag
     last = axes_of(state, stage_id)[-1]
     reads = [(producer, indices) for producer, indices in dag.reads[stage_id] if indices and indices[-1] == last]

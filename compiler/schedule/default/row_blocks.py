@@ -121,7 +121,7 @@ def _is_made_by_rows(dag: ComputeDAG, first: int, left: int, second: int) -> boo
             return False
         if op.shape != shape:
             of_rows.add(stage_id)
-        # It reuses the memory of the previous matrix, which nothing may read later (`ReuseLocals`).
+        # It reuses the memory of the previous matrix, which nothing may read later (`reuse_locals`).
         elif op.reduce_axes or op.dtypes != dtypes or max(dag.readers[latest]) != stage_id:
             return False
         else:

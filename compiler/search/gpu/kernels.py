@@ -86,7 +86,7 @@ class DeviceKernel:
             if nest is self.product:
                 local = local + thread_bytes(nest, self.facts, self.count)
                 continue
-            # A thread has the local buffers of all its virtual threads, see `VirtualThreads`.
+            # A thread has the local buffers of all its virtual threads, see `expand_virtual_threads`.
             virtual = iterations(nest.loops, (Annotation.VTHREAD,), self.count)
             if nest.attached:
                 size = self._elements(nest)

@@ -187,7 +187,7 @@ class Memory:
             self.under_way[places] = _NOBODY
         # Written by the thread that waits: others may read it only after a barrier.
         self.write_at(places, values, who, epochs)
-        # It needs no fence, see `AsyncCopies`.
+        # It needs no fence, see `copy_asynchronously`.
         if self.unfenced.size:
             self.unfenced[places] = False
 

@@ -1,6 +1,7 @@
 """RETUNE_DEBUG prints one stage more a level, and RETUNE_CHECK verifies the IR after every pass."""
 
 from dataclasses import replace
+from functools import wraps
 
 import pytest
 
@@ -16,7 +17,8 @@ from retune.compiler.graph.ir import Value
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.ir import trace
 from retune.compiler.ir.stmt import LoopFunction
-from retune.compiler.lower.passes.unroll_locals import UnrollLocals
+from retune.compiler.lower import pipeline
+from retune.compiler.lower.passes.unroll_locals import unroll_locals
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 
@@ -64,11 +66,12 @@ def test_a_graph_prints_its_passes(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_checks_name_the_pass_that_made_malformed_ir(monkeypatch: pytest.MonkeyPatch) -> None:
-    def apply(self: UnrollLocals, function: LoopFunction) -> LoopFunction:
-        del self
+    @wraps(unroll_locals)
+    def lose_the_output(function: LoopFunction, vector_bytes: int) -> LoopFunction:
+        del vector_bytes
         return replace(function, params=function.params[:1])  # the output is no parameter any more
 
-    monkeypatch.setattr(UnrollLocals, "apply", apply)
+    monkeypatch.setattr(pipeline, "unroll_locals", lose_the_output)
     monkeypatch.setattr(config, "checks_ir", lambda: True)
     with pytest.raises(LoweringError, match="unroll-locals"):
         build_kernel(_task(), default_steps_of(_task()), "bias")

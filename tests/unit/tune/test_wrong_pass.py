@@ -1,6 +1,7 @@
 """The pass that changes what a program computes is found, with the lines that it changed: docs/how-to/debugging.md."""
 
 from dataclasses import replace
+from functools import wraps
 
 import pytest
 
@@ -11,8 +12,9 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.ir.expr import Var, const
 from retune.compiler.ir.stmt import Block, For, Let, LoopFunction, LoopKind, Stmt, Store
-from retune.compiler.lower.passes.simplify_indices import SimplifyIndices
-from retune.compiler.lower.passes.unroll_locals import UnrollLocals
+from retune.compiler.lower import pipeline
+from retune.compiler.lower.passes.simplify_indices import simplify_indices
+from retune.compiler.lower.passes.unroll_locals import unroll_locals
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from tests.support.wrong_pass import find_wrong_pass
@@ -41,13 +43,12 @@ def test_a_planted_bug_is_found_with_the_line_it_changed(monkeypatch: pytest.Mon
         is_last = stmt.kind is LoopKind.SERIAL and stmt.extent == 4
         return replace(stmt, body=shortened(stmt.body), extent=3 if is_last else stmt.extent)
 
-    apply = SimplifyIndices.apply
-
-    def apply_and_lose_an_iteration(self: SimplifyIndices, function: LoopFunction) -> LoopFunction:
-        function = apply(self, function)
+    @wraps(simplify_indices)
+    def lose_an_iteration(function: LoopFunction) -> LoopFunction:
+        function = simplify_indices(function)
         return replace(function, body=shortened(function.body))
 
-    monkeypatch.setattr(SimplifyIndices, "apply", apply_and_lose_an_iteration)
+    monkeypatch.setattr(pipeline, "simplify_indices", lose_an_iteration)
     found = find_wrong_pass(product(), default_steps_of(product()))
     assert found is not None
     assert found.name == "simplify-indices"
@@ -59,11 +60,12 @@ def test_a_planted_bug_is_found_with_the_line_it_changed(monkeypatch: pytest.Mon
 
 
 def test_a_pass_that_writes_out_of_bounds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def apply(self: UnrollLocals, function: LoopFunction) -> LoopFunction:
-        del self
+    @wraps(unroll_locals)
+    def write_nothing(function: LoopFunction, vector_bytes: int) -> LoopFunction:
+        del vector_bytes
         return replace(function, body=Block(()))  # nothing is written
 
-    monkeypatch.setattr(UnrollLocals, "apply", apply)
+    monkeypatch.setattr(pipeline, "unroll_locals", write_nothing)
     found = find_wrong_pass(product(), default_steps_of(product()))
     assert found is not None
     assert (found.name, "is never written" in found.reason) == ("unroll-locals", True)
@@ -84,12 +86,13 @@ def test_small_results_may_not_be_zeros(monkeypatch: pytest.MonkeyPatch) -> None
     task = SearchTask("small", dag, target, hardware_of(target, 1))
     assert find_wrong_pass(task, default_steps_of(task)) is None
 
-    def write_zeros(self: UnrollLocals, function: LoopFunction) -> LoopFunction:
-        del self
+    @wraps(unroll_locals)
+    def write_zeros(function: LoopFunction, vector_bytes: int) -> LoopFunction:
+        del vector_bytes
         index, result = Var("i"), function.params[-1]
         return replace(function, body=For(index, 4, LoopKind.SERIAL, Store(result, (index,), const(0.0))))
 
-    monkeypatch.setattr(UnrollLocals, "apply", write_zeros)
+    monkeypatch.setattr(pipeline, "unroll_locals", write_zeros)
     found = find_wrong_pass(task, default_steps_of(task))
     assert found is not None
     assert "4 of 4 elements differ" in found.reason

@@ -7,7 +7,7 @@ from retune.compiler.ir.expr import const
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.ir.stmt import Barrier, For, LoopKind, Stmt, walk_stmt
 from retune.compiler.ir.tensor_core import LoadMatrix, Mma, WaitGroup
-from retune.compiler.lower.gpu.double_buffer_registers import DoubleBufferRegisters
+from retune.compiler.lower.gpu.double_buffer_registers import double_buffer_registers
 from tests.support.tensor_core_products import (
     TF32,
     check_as_threads_and_as_ptx,
@@ -49,7 +49,7 @@ def test_without_a_pipeline_or_a_second_step_nothing_changes(steps: int, depth: 
     kinds = [type(stmt) for stmt in iterations_of(program(steps, depth))]
     assert kinds.index(WaitGroup) < kinds.index(LoadMatrix) < kinds.index(Mma)
     (kernel,) = program(steps, depth).kernels
-    assert DoubleBufferRegisters().apply(kernel.body) == kernel.body
+    assert double_buffer_registers(kernel.body) == kernel.body
 
 
 @pytest.mark.parametrize(

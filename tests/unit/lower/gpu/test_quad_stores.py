@@ -9,7 +9,7 @@ from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.ir.stmt import Allocate, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block, walk_stmt
 from retune.compiler.ir.tensor_core import Mma, TransposeQuad
-from retune.compiler.lower.gpu.quad_stores import QuadStores
+from retune.compiler.lower.gpu.quad_stores import widen_stores
 from retune.compiler.schedule.dag import ComputeDAG
 from tests.support.tensor_core_products import (
     TF32,
@@ -101,7 +101,7 @@ def write(column: Expr, row: Expr = ROW, buffer: Buffer = OUTPUT, value: Expr | 
 
 
 def is_exchanged(function: LoopFunction) -> bool:
-    return any(isinstance(stmt, TransposeQuad) for stmt in walk_stmt(QuadStores().apply(function).body))
+    return any(isinstance(stmt, TransposeQuad) for stmt in walk_stmt(widen_stores(function).body))
 
 
 def test_a_warp_exchanges_its_rows() -> None:
@@ -124,4 +124,4 @@ def test_a_warp_exchanges_its_rows() -> None:
     ],
 )
 def test_what_a_warp_does_not_exchange(function: LoopFunction) -> None:
-    assert QuadStores().apply(function) == function
+    assert widen_stores(function) == function

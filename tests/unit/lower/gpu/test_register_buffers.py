@@ -11,7 +11,7 @@ from retune.compiler.core.target import Target
 from retune.compiler.ir.expr import Buffer, Load, Var, const
 from retune.compiler.ir.stmt import Allocate, For, Let, LoopFunction, LoopKind, Stmt, Store, block, walk_stmt
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
-from retune.compiler.lower.gpu.register_buffers import MOST_BYTES, MOST_STATEMENTS, RegisterBuffers
+from retune.compiler.lower.gpu.register_buffers import MOST_BYTES, MOST_STATEMENTS, unroll_register_buffers
 from retune.compiler.schedule.state import replay
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.spaces import build_spaces
@@ -27,7 +27,7 @@ def kinds(extent: int, inner: Stmt | None = None, elements: int | None = None) -
     update = For(I, extent, LoopKind.SERIAL, inner or Store(c, (I,), Load(c, (I,)) + Load(X, (K, I))))
     zero = For(J, extent, LoopKind.SERIAL, Store(c, (J,), const(0.0)))
     body = Allocate(c, block(zero, For(K, 64, LoopKind.SERIAL, update)))
-    after = RegisterBuffers().apply(LoopFunction("f", (X, Y), (), body, 1)).body
+    after = unroll_register_buffers(LoopFunction("f", (X, Y), (), body, 1)).body
     return {str(stmt.var): stmt.kind for stmt in walk_stmt(after) if isinstance(stmt, For)}
 
 
@@ -58,7 +58,7 @@ def test_loops_of_a_stage_are_written_out_as_far_as_its_limit_allows(limit: int,
     update = Store(Y, (K, I), Load(Y, (K, I)) + Load(X, (K, I)))
     body = For(K, 64, LoopKind.SERIAL, For(I, 8, LoopKind.SERIAL, update))
     function = LoopFunction("f", (X, Y), (), body, 1, unroll_limits=(("y", limit),))
-    after = RegisterBuffers().apply(function).body
+    after = unroll_register_buffers(function).body
     found = {str(stmt.var) for stmt in walk_stmt(after) if isinstance(stmt, For) and stmt.kind is LoopKind.UNROLL}
     assert found == unrolled
 

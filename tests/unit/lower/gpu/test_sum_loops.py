@@ -7,7 +7,7 @@ import pytest
 from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
 from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, block, walk_stmt
 from retune.compiler.ir.visit import substitute
-from retune.compiler.lower.gpu.sum_loops import MOST_STEPS, SumLoops
+from retune.compiler.lower.gpu.sum_loops import MOST_STEPS, reorder_sums
 
 A, B = Buffer("a", (64, 64), "float32", "shared"), Buffer("b", (64, 64), "float32", "shared")
 C = Buffer("c", (4, 4), "float32", "local")
@@ -22,7 +22,7 @@ def update(step: Expr = K, place: tuple[Expr, Expr] = (I, J)) -> Store:
 
 def after(body: Stmt) -> Stmt:
     """What the pass makes of a loop nest."""
-    made = SumLoops().apply(LoopFunction("f", (), (), Allocate(C, body), 0)).body
+    made = reorder_sums(LoopFunction("f", (), (), Allocate(C, body), 0)).body
     assert isinstance(made, Allocate)
     return made.body
 

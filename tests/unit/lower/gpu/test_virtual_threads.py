@@ -2,7 +2,7 @@
 
 from retune.compiler.ir.expr import Buffer, Load, Var
 from retune.compiler.ir.stmt import Allocate, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block, lines_of
-from retune.compiler.lower.gpu.virtual_threads import VirtualThreads
+from retune.compiler.lower.gpu.virtual_threads import expand_virtual_threads
 from tests.support.small_computations import golden
 
 X, Y = Buffer("x", (8,), "float32"), Buffer("y", (8,), "float32")
@@ -13,7 +13,7 @@ V, K = Var("v"), Var("i")
 def text(*statements: Stmt, extent: int = 2) -> str:
     """What becomes of the statements in virtual threads."""
     loop = For(V, extent, LoopKind.VTHREAD, block(*statements))
-    return "\n".join(lines_of(VirtualThreads().apply(LoopFunction("k", (X, Y), (), loop, 1)).body, 0))
+    return "\n".join(lines_of(expand_virtual_threads(LoopFunction("k", (X, Y), (), loop, 1)).body, 0))
 
 
 def each(stmt: Stmt) -> For:
@@ -84,4 +84,4 @@ def test_names_of_parts_of_the_virtual_thread_are_written_out() -> None:
 
 def test_a_kernel_without_them_stays_as_it_is() -> None:
     function = LoopFunction("k", (X, Y), (), each(Store(Y, (K,), Load(X, (K,)))), 1)
-    assert VirtualThreads().apply(function) == function
+    assert expand_virtual_threads(function) == function

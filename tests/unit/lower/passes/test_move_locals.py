@@ -8,7 +8,7 @@ from retune.compiler.core.errors import LoweringError
 from retune.compiler.driver.build import build
 from retune.compiler.ir.stmt import Allocate, walk_stmt
 from retune.compiler.ir.verify import verify
-from retune.compiler.lower.passes.move_locals import MoveLocals
+from retune.compiler.lower.passes.move_locals import move_locals
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Step
@@ -37,7 +37,7 @@ def steps(*, parallel: bool) -> tuple[Step, ...]:
 @pytest.mark.parametrize("parallel", [False, True])
 def test_the_largest_move_until_the_others_fit(width: int, local: list[str], parallel: bool) -> None:
     dag = rows(5, width)
-    function = MoveLocals(STACK).apply(loops(dag, *steps(parallel=parallel)))
+    function = move_locals(loops(dag, *steps(parallel=parallel)), STACK)
     verify(function, "move-locals")
     assert sorted(stmt.buffer.name for stmt in walk_stmt(function.body) if isinstance(stmt, Allocate)) == local
     shape = (5, 1, width) if parallel else (1, width)

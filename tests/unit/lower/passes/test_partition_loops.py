@@ -9,7 +9,7 @@ from retune.compiler.driver.build import build_kernel
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.stmt import If, Store, walk_stmt
 from retune.compiler.ir.verify import verify
-from retune.compiler.lower.passes.partition_loops import MAX_COPIES, PartitionLoops
+from retune.compiler.lower.passes.partition_loops import MAX_COPIES, partition_loops
 from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.dag import ComputeDAG
@@ -21,7 +21,7 @@ from tests.support.small_computations import golden, loops, matmul
 
 def test_the_code_grows_within_its_limit() -> None:
     ragged = [Split(2, 0, 997, (5, 7, 3)), Split(2, 4, 991, (5, 7, 3)), Split(2, 8, 983, (5, 7, 3))]
-    function = PartitionLoops().apply(loops(matmul(997, 991, 983), *ragged))
+    function = partition_loops(loops(matmul(997, 991, 983), *ragged))
     stores = sum(isinstance(stmt, Store) for stmt in walk_stmt(function.body))
     assert 4 <= stores <= 2 * MAX_COPIES
     assert any(isinstance(stmt, If) for stmt in walk_stmt(function.body))
@@ -30,7 +30,7 @@ def test_the_code_grows_within_its_limit() -> None:
 def test_a_division_in_a_choice_not_taken_is_not_made() -> None:
     x = te.placeholder((4,), "int64", "x")
     safe = te.compute((4,), lambda i: te.if_then_else(i < 3, x[i] // (i - 3), x[i]), "y")
-    function = PartitionLoops().apply(loops(ComputeDAG([x, safe]), Split(1, 0, 4, (3,))))
+    function = partition_loops(loops(ComputeDAG([x, safe]), Split(1, 0, 4, (3,))))
     assert "let i.1.s1 = 0" in str(function)
     verify(function, "partition-loops")
 
@@ -52,7 +52,7 @@ def _end_to_end(*widths: int) -> ComputeDAG:
 
 
 def test_a_vector_is_split_where_what_it_stores_changes() -> None:
-    function = PartitionLoops().apply(loops(_end_to_end(5, 1, 8), Annotate(3, 1, Annotation.VECTORIZE)))
+    function = partition_loops(loops(_end_to_end(5, 1, 8), Annotate(3, 1, Annotation.VECTORIZE)))
     assert str(function) == golden(
         """
         def k(a: float32[3, 5], b: float32[3, 1], c: float32[3, 8], y: float32[3, 14]):
@@ -79,7 +79,7 @@ def test_a_vector_of_many_pieces_is_split_at_every_seam() -> None:
     larger = te.compute(end_to_end.shape, lambda i, j: te.maximum(end_to_end[i, j] * 2.0, 0.0), "y")
     dag = ComputeDAG([*sources, larger])
     steps = [ComputeInline(len(sources)), Annotate(len(sources) + 1, 1, Annotation.VECTORIZE)]
-    assert str(PartitionLoops().apply(loops(dag, *steps))).count("vector j") == len(sources)
+    assert str(partition_loops(loops(dag, *steps))).count("vector j") == len(sources)
 
 
 def test_a_vector_with_several_choices_beside_each_other_is_not_split() -> None:
@@ -92,13 +92,13 @@ def test_a_vector_with_several_choices_beside_each_other_is_not_split() -> None:
         return total
 
     dag = ComputeDAG([x, te.compute((40,), windows, "y")])
-    assert str(PartitionLoops().apply(loops(dag, Annotate(1, 0, Annotation.VECTORIZE)))).count("vector i") == 1
+    assert str(partition_loops(loops(dag, Annotate(1, 0, Annotation.VECTORIZE)))).count("vector i") == 1
 
 
 def test_a_vector_is_not_split_at_a_place_that_moves() -> None:
     x = te.placeholder((9, 9), name="x")
     masked = te.compute((9, 9), lambda i, j: te.if_then_else(j <= i, x[i, j], 0.0) + 1.0, "y")
-    function = PartitionLoops().apply(loops(ComputeDAG([x, masked]), Annotate(1, 1, Annotation.VECTORIZE)))
+    function = partition_loops(loops(ComputeDAG([x, masked]), Annotate(1, 1, Annotation.VECTORIZE)))
     assert str(function).count("vector j") == 1
 
 
@@ -135,7 +135,7 @@ def test_a_sum_is_split_where_it_reads_another_operand(widths: tuple[int, ...], 
     product = joined + 2
     steps: list[Step] = [ComputeInline(joined)] + ([Split(product, 2, sum(widths), (inner,))] if inner else [])
     steps.append(Annotate(product, 1, Annotation.VECTORIZE))
-    function = PartitionLoops().apply(loops(dag, *steps))
+    function = partition_loops(loops(dag, *steps))
     text = str(function)
     assert "if" not in text
     assert text.count("= (z[") == sums

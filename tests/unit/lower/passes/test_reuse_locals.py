@@ -10,7 +10,7 @@ from retune.compiler.driver.build import build
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.stmt import Allocate, walk_stmt
 from retune.compiler.ir.verify import verify
-from retune.compiler.lower.passes.reuse_locals import ReuseLocals
+from retune.compiler.lower.passes.reuse_locals import reuse_locals
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import ComputeAt
 from tests.support.small_computations import loops
@@ -48,7 +48,7 @@ def rows(
     ids=["plain", "read later", "read in another order later", "turned", "two elements", "small", "another type"],
 )
 def test_memory_is_reused_where_nothing_needs_it_any_more(dag: ComputeDAG, left: list[str]) -> None:
-    function = ReuseLocals().apply(loops(dag, *STEPS))
+    function = reuse_locals(loops(dag, *STEPS))
     verify(function, "reuse-locals")
     assert [stmt.buffer.name for stmt in walk_stmt(function.body) if isinstance(stmt, Allocate)] == left
     (given,) = (np.random.default_rng(0).standard_normal(tensor.shape, dtype=np.float32) for tensor in dag.inputs)
@@ -62,5 +62,5 @@ def test_memory_is_reused_where_nothing_needs_it_any_more(dag: ComputeDAG, left:
 
 
 def test_what_lies_in_the_workspace_stays_there() -> None:
-    function = ReuseLocals().apply(loops(rows(), ComputeAt(2, 3, 0)))
+    function = reuse_locals(loops(rows(), ComputeAt(2, 3, 0)))
     assert [stmt.buffer.name for stmt in walk_stmt(function.body) if isinstance(stmt, Allocate)] == ["b"]

@@ -4,7 +4,7 @@ import pytest
 
 from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var
 from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store
-from retune.compiler.lower.passes.simplify_indices import SimplifyIndices
+from retune.compiler.lower.passes.simplify_indices import simplify_indices
 
 ROW, COLUMN = Var("i", INDEX), Var("j", INDEX)
 
@@ -14,7 +14,7 @@ def folded(index: Expr, i: int = 4, j: int = 8) -> str:
     body: Stmt = Store(out, (ROW, COLUMN), Load(source, (index,)))
     for var, extent in ((COLUMN, j), (ROW, i)):
         body = For(var, extent, LoopKind.SERIAL, body)
-    function = SimplifyIndices().apply(LoopFunction("f", (source, out), (), body, 1))
+    function = simplify_indices(LoopFunction("f", (source, out), (), body, 1))
     inner = function.body
     while isinstance(inner, For):
         inner = inner.body
