@@ -94,7 +94,7 @@ class TuneJob:
     home: str
     """The absolute path of the state folder."""
     shapes: tuple[str, ...] = ()
-    """What dynamic inputs are fixed to, see `parse_shape`."""
+    """What dynamic inputs are fixed to, see `retune.compiler.core.input_shapes`."""
     store: str = ""
     """The URL, without a password, where records and what was learned are kept instead of `home`, see
     docs/reference/storage.md.

@@ -10,9 +10,10 @@ from typing import Any
 
 from retune.compiler.core import config
 from retune.compiler.core.errors import ArtifactError, OptionError
+from retune.compiler.core.input_shapes import has_sizes
 from retune.compiler.core.options import TuneOptions, flag_of, kinds_of
 from retune.compiler.driver.onnx_export import ExportedModel, check_runtime
-from retune.compiler.graph.precision.layers import FLOAT32, Assignment
+from retune.compiler.graph.precision.layers import Assignment
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.arguments import path_of, require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
@@ -21,9 +22,8 @@ from retune.compiler.tune.explain import Explanation
 from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork, extract_network
 from retune.compiler.tune.precision.request import Metric, PrecisionChoice, PrecisionRequest, require_precision
 from retune.compiler.tune.precision.samples import read_samples, save_samples
-from retune.compiler.vm import compiler as vm_compiler
 from retune.flows.cli.commands.arguments import home_of
-from retune.flows.cli.commands.compile import HOST, choose_precisions
+from retune.flows.cli.commands.compile import HOST, choose_precisions, compile_dynamic
 from retune.flows.cli.commands.export import export_model
 from retune.flows.cli.kernel_explainer import KernelExplainer
 from retune.flows.parameters import TuneJob
@@ -47,7 +47,7 @@ def compile(
     model: object,
     *args: object,
     dynamic: bool = False,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
     threads: int | None = None,
     target: str | None = None,
     store: str | Path | None = None,
@@ -60,8 +60,9 @@ def compile(
     """Compile a model with the best programs that the store has for this machine; only precision "auto" measures.
 
     `model` is a `torch.nn.Module`, with example inputs in `args` and `kwargs`; an ONNX model, its bytes or its path; or
-    a name of the zoo. `shapes` fixes dynamic inputs of an ONNX model, by name; with `dynamic` they stay dynamic, and
-    the network compiles its kernels when it first sees a shape. `threads` are all cores unless given. `store` is the
+    a name of the zoo. `shapes` are those of dynamic inputs by name, such as `{"ids": (1, 128)}`. With `dynamic`, or a
+    range among them as in `{"ids": ("1..8", "1..512")}`, kernels are compiled once for all shapes, and dimensions that
+    `shapes` does not have stay those of the model. `threads` are all cores unless given. `store` is the
     state folder, ./.retune unless given, or a URL. `precision` is "float32", "bfloat16", "int8" or "auto", with which
     the error of the outputs stays within `tolerance` (0.01) by `metric`: "largest", "mean", "cosine", "top1" or a
     function of the outputs and those in float32. `calibrate` are samples of the inputs: the path of a `.npz` or of a
@@ -69,20 +70,18 @@ def compile(
     Raises: ModelError when the model cannot be imported; OptionError, TargetError, StoreError.
     """
     home = home_of(None if store is None else str(store))
+    texts = _shape_texts(shapes)
+    dynamic = dynamic or has_sizes(texts)
     known = _model_of(compile, model, args, kwargs, store, dynamic=dynamic)
     count = _thread_count(threads)
     if dynamic:
-        if shapes:
-            raise OptionError("shapes fix dynamic inputs: leave them out, or leave out dynamic=True")
-        if precision not in (None, FLOAT32):
-            raise OptionError(f"precision {precision} is for fixed shapes: leave it out, or leave out dynamic=True")
-        executable = vm_compiler.compile(known.source, target or HOST, threads=count)
-        return Network(executable, known.signature)
+        compiler = compile_dynamic(known.source, texts, target or HOST, count, precision)
+        return Network(compiler.get_exec(), known.signature)
     details = {"tolerance": tolerance, "metric": None if callable(metric) else metric}
     options = TuneOptions.of(config.load(), target=target, precision=precision, **details)
     require_precision(options, {"metric": metric, "calibrate": calibrate, "tolerance": tolerance})
     request = PrecisionRequest.of(options, metric=metric if callable(metric) else None, calibrate=calibrate)
-    imported = ImportedNetwork(known.source, _shape_texts(shapes))
+    imported = ImportedNetwork(known.source, texts)
     choice = choose_precisions(imported, request, options, count, home)
     if choice is not None and choice.note:
         _log.warning("%s", choice.note)
@@ -279,7 +278,7 @@ def models_folder(store: str | Path | None) -> Path:
     return (home if isinstance(home, Path) else config.load().home) / "models"
 
 
-def _shape_texts(shapes: Mapping[str, Sequence[int]] | None) -> tuple[str, ...]:
+def _shape_texts(shapes: Mapping[str, Sequence[int | str]] | None) -> tuple[str, ...]:
     """Shapes as the command line has them. Raises: OptionError."""
     if shapes is None:
         return ()

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 
 from retune.compiler.core.errors import DefinitionError, ModelFormatError
+from retune.compiler.core.input_shapes import Size
 from retune.compiler.frontend.canonicalize import Canonicalize, definitions
 from retune.compiler.frontend.dependence import bodies, check_bodies
 from retune.compiler.frontend.importer import Constants, check_operators, dtype_of, open_model
@@ -19,6 +20,7 @@ from retune.compiler.frontend.ops.pool import without_ceil_mode
 from retune.compiler.frontend.partition import BuilderContext
 from retune.compiler.frontend.types import (
     check_outputs,
+    declare_sizes,
     fed_inputs,
     form_of,
     narrow_dims,
@@ -32,7 +34,7 @@ from retune.compiler.graph.region import TENSOR, Dimension, Dims, Param
 
 _log = logging.getLogger(__name__)
 
-Dimensions = Mapping[str, Sequence[Dimension]]
+Dimensions = Mapping[str, Sequence[Dimension | Size]]
 
 
 def load_program(
@@ -45,15 +47,16 @@ def load_program(
     """Import an ONNX model whose shapes and control flow need not be known before it runs.
 
     `name` is the program's (else the file's stem, else the model's own). `shapes` gives dimensions to inputs: a number,
-    a symbol, or None for any; `constants` fixes inputs for good. Inputs and outputs keep their names and order.
-    Dimensions with one symbol are equal at run time.
+    a symbol, None for any, or a `Size`; dimensions of other inputs with the same symbol in the file follow. `constants`
+    fixes inputs for good. Inputs and outputs keep their names and order. Dimensions with one symbol are equal at run
+    time.
 
     Raises: ModelFormatError when there is no such file or it is not ONNX, or a shape, of an output too, does not fit;
     UnsupportedOperatorError that names every node without a converter.
     """
     opened = open_model(source, name, constants)
     model = opened.model
-    params = _params(model, shapes or {})
+    params, ranges = _params(model, shapes or {})
     check_operators(model)
     check_bodies(model.graph)
     check_model(_of_some_rank(opened.original))
@@ -63,7 +66,9 @@ def load_program(
     context = BuilderContext(opened.opset, tidy.constants, tidy.constant, tidy.fresh)
     context.define(MAIN, graph, params)
     outputs = tuple(entry.name for entry in model.graph.output)
-    program = Program(opened.name, context.functions, _used_constants(context.functions, tidy.constants), outputs)
+    program = Program(
+        opened.name, context.functions, _used_constants(context.functions, tidy.constants), outputs, ranges
+    )
     try:
         program.verify()
     except DefinitionError as error:
@@ -73,13 +78,21 @@ def load_program(
     return program
 
 
-def _params(model: onnx.ModelProto, shapes: Dimensions) -> tuple[Param, ...]:
-    """The inputs of the model, with the caller's dimensions."""
-    params = []
-    for entry in fed_inputs(model, shapes):
-        param = replace(param_of(entry), dtype=dtype_of(entry))
-        params.append(narrow_dims(param, shapes[entry.name]) if entry.name in shapes else param)
-    return tuple(params)
+def _params(model: onnx.ModelProto, shapes: Dimensions) -> tuple[tuple[Param, ...], dict[str, tuple[int, int]]]:
+    """The inputs of the model, with the caller's dimensions, and the ranges of symbols."""
+    params = [replace(param_of(entry), dtype=dtype_of(entry)) for entry in fed_inputs(model, shapes)]
+    ranges: dict[str, tuple[int, int]] = {}
+    dims_of = {param.name: declare_sizes(param, shapes[param.name], ranges) for param in params if param.name in shapes}
+    meanings: dict[Dimension, Dimension] = {}
+    for param in params:
+        for symbol, dim in zip(param.dims or (), dims_of.get(param.name, ()), strict=False):
+            meanings.setdefault(symbol, dim if isinstance(symbol, str) else symbol)
+    return tuple(
+        narrow_dims(param, dims_of[param.name])
+        if param.name in dims_of
+        else replace(param, dims=param.dims and tuple(meanings.get(dim, dim) for dim in param.dims))
+        for param in params
+    ), ranges
 
 
 def _of_some_rank(model: onnx.ModelProto) -> onnx.ModelProto:

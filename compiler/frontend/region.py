@@ -63,7 +63,7 @@ class OnnxRegion(Region):
             if name in values:
                 continue
             if not dtype:
-                message = f"region {self.name}: nothing says which elements {name!r} has"
+                message = f"nothing says which elements {name!r} has"
                 raise UnknownValueError(message, (name,))
             fed.append(Value(name, shapes[name], dtype))
         return self._convert(fed, values, constants)
@@ -165,7 +165,7 @@ class OnnxRegion(Region):
         names = conversion.convert(self.graph, known)
         if conversion.problems:
             shapes = ", ".join(f"{value.name} of {list(value.shape)}" for value in fed)
-            message = f"region {self.name}{' for ' if shapes else ''}{shapes}: {'; '.join(conversion.problems)}"
+            message = f"{'; '.join(conversion.problems)}{', for ' if shapes else ''}{shapes}"
             if conversion.solvable == len(conversion.problems):
                 raise UnknownValueError(message, tuple(conversion.unknown))
             raise ShapeMismatchError(message)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import onnx
 
 from retune.compiler.core.errors import ModelFormatError
+from retune.compiler.core.input_shapes import Size
 from retune.compiler.frontend.model_file import inferred_graph, without_large_weights
 from retune.compiler.frontend.ops.elementwise import DTYPES
 from retune.compiler.graph.region import OPTIONAL, OPTIONAL_SEQUENCE, SEQUENCE, TENSOR, Dimension, Param
@@ -149,6 +150,36 @@ def narrow_dims(param: Param, dims: Sequence[Dimension]) -> Param:
     if not fits:
         raise ModelFormatError(f"the shape {list(dims)} does not fit the input {param}")
     return Param(param.name, param.dtype, tuple(dims))
+
+
+def declare_sizes(
+    param: Param, shape: Sequence[Dimension | Size], ranges: dict[str, tuple[int, int]]
+) -> tuple[Dimension, ...]:
+    """The dimensions that `shape` gives an input, whose sizes become symbols; `ranges` takes those of symbols.
+
+    Raises: ModelFormatError when a symbol has two ranges, the model has a number there, or another rank.
+    """
+    if shape == (Size(),) and param.dims is not None:
+        return param.dims  # `NAME=?`: as the model has it
+    if len(shape) != len(shape if param.dims is None else param.dims):
+        raise ModelFormatError(f"a shape of rank {len(shape)} does not fit the input {param}")
+    dims: list[Dimension] = []
+    for axis, extent in enumerate(shape):
+        if not isinstance(extent, Size):
+            dims.append(extent)
+            continue
+        known = None if param.dims is None else param.dims[axis]
+        if isinstance(known, int):
+            raise ModelFormatError(f"dimension {axis} of {param.name} is {known} in the model, and no range")
+        dim = extent.symbol or (known if isinstance(known, str) else f"{param.name}_{axis}")
+        dims.append(dim)
+        bounds = extent.range
+        if bounds is not None and ranges.setdefault(dim, bounds) != bounds:
+            (low, high), (other, last) = ranges[dim], bounds
+            raise ModelFormatError(
+                f"{dim} is {low}..{high}, and {other}..{last} in dimension {axis} of {param.name}: these must be equal"
+            )
+    return tuple(dims)
 
 
 def write_dims(entry: onnx.ValueInfoProto, dims: Sequence[Dimension]) -> None:

@@ -13,7 +13,7 @@ Functions are closed: outside values of a branch or a loop body are arguments.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.ir import Array, Graph, Value
@@ -143,13 +143,15 @@ class Program:
     """A network with control flow or with shapes that are known only at run time. Compared by identity.
 
     `outputs` are the caller's names of the results of `main`. `constants` holds read-only arrays that regions and
-    statements refer to by name; a function's own names shadow them.
+    statements refer to by name; a function's own names shadow them. `ranges` bound symbols of the inputs, both ends
+    included.
     """
 
     name: str
     functions: Mapping[str, Function]
     constants: Mapping[str, Array]
     outputs: tuple[str, ...]
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def main(self) -> Function:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from retune.compiler.core.errors import ShapeMismatchError
@@ -162,7 +163,7 @@ def check_results(region: Region, graph: Graph) -> None:
         fits = len(known) == len(output.shape) and result.dtype in (None, output.dtype)
         numbers = [(dim, extent) for dim, extent in zip(known, output.shape, strict=False) if isinstance(dim, int)]
         if not fits or any(dim != extent for dim, extent in numbers):
-            raise ShapeMismatchError(f"region {region.name}: {result}, as was inferred, turns out to be {output}")
+            raise ShapeMismatchError(f"{result}, as was inferred, turns out to be {output}")
 
 
 def names_in(names: object) -> tuple[str, ...]:
@@ -218,54 +219,62 @@ class GraphRegion(Region):
         return cls.of(graph_from_bytes(data))
 
 
-def bind(params: Sequence[Param], values: Mapping[str, RuntimeValue], where: str) -> dict[str, int]:
+def bind(
+    params: Sequence[Param],
+    values: Mapping[str, RuntimeValue],
+    ranges: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+) -> dict[str, int]:
     """The value of each symbol of `params`, from the shapes of `values`.
 
-    Raises: ShapeMismatchError that names `where` and the input when a value is missing or has another form, dtype, rank
-    or extent, and when two extents of one symbol differ.
+    Raises: ShapeMismatchError that names the input when a value is missing or has another form, dtype, rank or extent,
+    when two extents of one symbol differ, and when an extent is out of its range in `ranges`.
     """
     bound: dict[str, tuple[int, str]] = {}
     for param in params:
         array = values.get(param.name)
         if not param.is_tensor:
-            _check_form(param, array, where)
+            _check_form(param, array)
             continue
         if array is None:
-            raise ShapeMismatchError(f"{where}: no array is given for the input {param}")
+            raise ShapeMismatchError(f"no array is given for the input {param}")
         if isinstance(array, tuple):
-            raise ShapeMismatchError(f"{where}: the input {param} is a tensor, and is given a sequence of arrays")
+            raise ShapeMismatchError(f"the input {param} is a tensor, and is given a sequence of arrays")
         if param.dtype not in (None, array.dtype.name):
-            raise ShapeMismatchError(f"{where}: the input {param} is given elements of {array.dtype.name}")
+            raise ShapeMismatchError(f"the input {param} is given elements of {array.dtype.name}")
         if param.dims is None:
             continue
         if array.ndim != len(param.dims):
             raise ShapeMismatchError(
-                f"{where}: the input {param} has rank {len(param.dims)}, and is given an array of rank {array.ndim}, "
+                f"the input {param} has rank {len(param.dims)}, and is given an array of rank {array.ndim}, "
                 f"{list(array.shape)}"
             )
         for axis, (dim, extent) in enumerate(zip(param.dims, array.shape, strict=True)):
             if isinstance(dim, int) and dim != extent:
-                raise ShapeMismatchError(f"{where}: the input {param} is given an array of {list(array.shape)}")
+                raise ShapeMismatchError(f"the input {param} is given an array of {list(array.shape)}")
             if isinstance(dim, str):
                 dimension = f"dimension {axis} of {param.name}"
                 first, whence = bound.setdefault(dim, (extent, dimension))
                 if first != extent:
                     raise ShapeMismatchError(
-                        f"{where}: {dim} is {first} in {whence} and {extent} in {dimension}; these must be equal"
+                        f"{dim} is {first} in {whence} and {extent} in {dimension}; these must be equal"
                     )
+    for symbol, (extent, dimension) in bound.items():
+        low, high = ranges.get(symbol, (extent, extent))
+        if not low <= extent <= high:
+            raise ShapeMismatchError(f"{symbol} is {extent} in {dimension}; the network takes {low} to {high}")
     return {symbol: extent for symbol, (extent, _) in bound.items()}
 
 
-def _check_form(param: Param, value: RuntimeValue, where: str) -> None:
+def _check_form(param: Param, value: RuntimeValue) -> None:
     """Check a value of another form than a tensor. Raises: ShapeMismatchError."""
     if value is None:
         if param.form == SEQUENCE:
-            raise ShapeMismatchError(f"{where}: the input {param} is not optional, and is given None")
+            raise ShapeMismatchError(f"the input {param} is not optional, and is given None")
         return
     if isinstance(value, tuple) != (param.form in (SEQUENCE, OPTIONAL_SEQUENCE)):
         kind = "a sequence of arrays" if isinstance(value, tuple) else "an array"
-        raise ShapeMismatchError(f"{where}: the input {param} is given {kind}")
+        raise ShapeMismatchError(f"the input {param} is given {kind}")
     for index, array in enumerate(value if isinstance(value, tuple) else (value,)):
         if param.dtype not in (None, array.dtype.name):
             which = f"array {index} of the input" if isinstance(value, tuple) else "the input"
-            raise ShapeMismatchError(f"{where}: {which} {param} has elements of {array.dtype.name}")
+            raise ShapeMismatchError(f"{which} {param} has elements of {array.dtype.name}")

@@ -273,7 +273,9 @@ class Archive:
     @staticmethod
     def _check_version(kind: object, wanted: str, version: object, known: int) -> None:
         if kind == VM_EXECUTABLE and wanted == "network":
-            raise ArtifactError("it holds a network of dynamic shapes, which only retune.load in Python reads")
+            raise ArtifactError(
+                "it holds a network of dynamic shapes, which retune.load, `retune run` and `retune serve` read"
+            )
         if kind != wanted:
             raise ArtifactError(f"it holds a {kind!s:.40}, not a {wanted}")
         if version != known:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
 
-from retune.compiler.core.errors import OptionError
+from retune.compiler.core.input_shapes import fixed_shapes
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import BuildKernels, compile_graph
 from retune.compiler.driver.dispatch import suppress_dispatch_warnings
@@ -107,7 +107,7 @@ class ImportedNetwork:
 
     def __init__(self, network: str, shapes: Sequence[str] = ()) -> None:
         self.network = network
-        self.shapes = dict(map(parse_shape, shapes))
+        self.shapes = fixed_shapes(shapes, "tuning")
         self._graph: Graph | None = None
         self._assignment = Assignment()
         self._begun: tuple[tuple[str, int, bool], Future[ExtractedNetwork]] | None = None
@@ -175,15 +175,3 @@ def extract_part(
     rewrites = winograd_for(target) if winograd else ()
     cut = partition(graph, target, hardware_of(target, threads), rewrites, names)
     return ExtractedNetwork(network, target, threads, graph, cut)
-
-
-def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """The input and its shape that a string such as `image=1,3,224,224` names; `scale=` names a scalar.
-
-    Raises: OptionError.
-    """
-    name, _, numbers = text.rpartition("=")
-    extents = [number.strip() for number in numbers.split(",")] if numbers.strip() else []
-    if not name or not all(map(str.isdecimal, extents)):
-        raise OptionError(f"cannot read the shape {text!r}; write it as NAME=1,3,224,224")
-    return name, tuple(map(int, extents))

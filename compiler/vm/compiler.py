@@ -238,7 +238,7 @@ def _bound_program(program: Program, params: Mapping[str, Array]) -> Program:
     if unknown:
         raise ModelFormatError(f"the network has no input {unknown[0]}; its inputs are {', '.join(names)}")
     try:
-        bind([param for param in program.inputs if param.name in params], params, "parameters")
+        bind([param for param in program.inputs if param.name in params], params)
     except ShapeMismatchError as error:
         raise ModelFormatError(str(error)) from None
     left = tuple(param for param in program.inputs if param.name not in params)

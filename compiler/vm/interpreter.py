@@ -112,7 +112,7 @@ class Interpreter:
         last = {name: number for number, statement in enumerate(function.body) for name in reads(statement)}
         kept = {result.name for result in function.results}
         steps: list[tuple[Step, tuple[int, ...]]] = []
-        titles: dict[Step, str] = {}
+        places: dict[Step, str] = {}
         for number, statement in enumerate(function.body):
             step = self._step(statement, slots)
             if self._profile is not None:
@@ -122,7 +122,7 @@ class Interpreter:
                 dead = []  # the frame ends here, and all that it holds
             numbers = {slots.numbers[name] for name in dead if name in slots.own and name not in kept}
             steps.append((step, tuple(numbers)))
-            titles[step] = _title(statement)
+            places[step] = _place(statement)
         results = slots.read([result.name for result in function.results])
         empty, count = slots.empty, len(function.params)
 
@@ -135,7 +135,7 @@ class Interpreter:
                     for number in dead:
                         frame[number] = None
             except MachineError as error:
-                raise MachineError(f"function {function.name}, {titles[step]}: {error}") from error
+                raise MachineError(f"{places[step]}: {error}") from error
             return [frame[number] for number in results]
 
         return run
@@ -277,3 +277,10 @@ def _title(statement: Statement) -> str:
             return "branch"
         case Loop():
             return f"loop of {statement.body}"
+
+
+def _place(statement: Statement) -> str:
+    """Where in the model a statement is, by the name of its first result."""
+    kind = {Branch: "the If of ", Loop: "the Loop of "}.get(type(statement), "")
+    names = defines(statement)
+    return f"{kind}{names[0]!r}" if names else _title(statement)

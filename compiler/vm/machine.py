@@ -109,17 +109,19 @@ class VirtualMachine:
         params = self._params(func_name)
         names = [param.name for param in params]
         if len(args) > len(params):
-            raise MachineError(f"{func_name} takes {len(params)} arguments ({', '.join(names)}), {len(args)} are given")
+            raise MachineError(
+                f"{_of(func_name)} takes {len(params)} inputs ({', '.join(names)}), {len(args)} are given"
+            )
         named = dict(zip(names, args, strict=False))
         twice = sorted(set(named) & set(kwargs))
         if twice:
-            raise MachineError(f"{func_name} is given {', '.join(twice)} twice")
+            raise MachineError(f"{_of(func_name)} is given {', '.join(twice)} twice")
         named |= {name: value for name, value in kwargs.items() if name in names}
         missing = [name for name in names if name not in named]
         if missing:
-            raise MachineError(f"{func_name} takes {len(params)} arguments; {', '.join(missing)} missing")
+            raise MachineError(f"{_of(func_name)} takes {len(params)} inputs; {', '.join(missing)} missing")
         values = [argument_of(named[param.name], param) for param in params]
-        values = _check(func_name, params, values)
+        values = self._check(func_name, params, values)
         with self.lock:
             self._inputs[func_name] = values
             self._ready[func_name] = values
@@ -137,9 +139,9 @@ class VirtualMachine:
         names = [param.name for param in params]
         index = names.index(key) if isinstance(key, str) and key in names else key
         if isinstance(index, (str, bool)) or not isinstance(index, (int, np.integer)) or not 0 <= index < len(params):
-            raise MachineError(f"{func_name} has no argument {key!r}; it has {', '.join(names)}")
+            raise MachineError(f"{_of(func_name)} has no input {key!r}; it has {', '.join(names)}")
         # Checked outside the lock: only the assignment needs it.
-        checked = _check(func_name, [params[index]], [argument_of(value, params[index])])[0]
+        checked = self._check(func_name, [params[index]], [argument_of(value, params[index])])[0]
         with self.lock:
             inputs = list(self._inputs.get(func_name) or [_UNSET] * len(params))
             inputs[index] = checked
@@ -196,7 +198,7 @@ class VirtualMachine:
             raise OptionError("invoke_with_outputs takes inputs by name and the arrays for the outputs")
         results = _leaves(self.invoke(func_name, **input_args))
         if len(results) != len(output_args):
-            raise OptionError(f"{func_name} has {len(results)} results, {len(output_args)} arrays are given")
+            raise OptionError(f"{_of(func_name)} has {len(results)} results, {len(output_args)} arrays are given")
         for index, (array, out) in enumerate(zip(results, output_args, strict=True)):
             target = out if isinstance(out, np.ndarray) or not hasattr(out, "numpy") else out.numpy()
             if not isinstance(target, np.ndarray):
@@ -300,15 +302,20 @@ class VirtualMachine:
         inputs = self._inputs.get(func_name, [_UNSET] * len(params))
         missing = [param.name for param, array in zip(params, inputs, strict=True) if array is _UNSET]
         if missing:
-            raise MachineError(f"{func_name} was not given {', '.join(missing)}: call set_input first")
-        self._ready[func_name] = ready = _check(func_name, params, inputs)
+            raise MachineError(f"{_of(func_name)} was not given {', '.join(missing)}: call set_input first")
+        self._ready[func_name] = ready = self._check(func_name, params, inputs)
         return ready
 
+    def _check(self, func_name: str, params: Sequence[Param], arrays: list[Any]) -> list[Any]:
+        """The arguments, which must fit the parameters. Raises: ShapeMismatchError."""
+        ranges = self._program.ranges if func_name == MAIN else {}
+        bind(params, {param.name: array for param, array in zip(params, arrays, strict=True)}, ranges)
+        return arrays
 
-def _check(func_name: str, params: Sequence[Param], arrays: list[Any]) -> list[Any]:
-    """The arguments, which must fit the parameters. Raises: ShapeMismatchError."""
-    bind(params, {param.name: array for param, array in zip(params, arrays, strict=True)}, func_name)
-    return arrays
+
+def _of(func_name: str) -> str:
+    """A function in a message."""
+    return "the network" if func_name == MAIN else func_name
 
 
 def _devices_of(exe: Executable, device: Device | Sequence[Device] | None) -> tuple[Device, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from retune.compiler.core.dtype import number_type
 from retune.compiler.core.errors import ArtifactError
-from retune.compiler.core.json_reader import JsonObject, string
+from retune.compiler.core.json_reader import JsonObject, integer, string
 from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Program, Statement
 from retune.compiler.graph.region import GraphRegion, Param, Region, names_in
 from retune.compiler.runtime.archive import Archive
@@ -71,6 +71,7 @@ def program_parts(program: Program, late: Mapping[str, LateBound]) -> dict[str, 
     head = {
         "name": program.name,
         "outputs": program.outputs,
+        "ranges": dict(program.ranges),
         "regions": [[region.name, region.kind] for region in regions],
         "constants": list(program.constants),
         "late": [[name, facts.dtype, facts.shape, facts.digest] for name, facts in late.items()],
@@ -124,7 +125,8 @@ def program_in(archive: Archive) -> tuple[Program, dict[str, LateBound]]:
     if late.keys() & constants.keys():
         raise ValueError("a constant is bound late, and is there")
     table = {function.name: function for function in functions}
-    return Program(string(head["name"]), table, constants, names_in(head["outputs"])), late
+    ranges = {string(name): _range(*ends) for name, ends in head.get("ranges", {}).items()}
+    return Program(string(head["name"]), table, constants, names_in(head["outputs"]), ranges), late
 
 
 def _region(archive: Archive, number: int, name: str, kind: str) -> Region:
@@ -186,6 +188,12 @@ def _statement(regions: Sequence[Region], kind: str, *fields: object) -> Stateme
             carried, captured, outputs, collected = map(names_in, lists)
             return Loop(ends[0], ends[1], string(body), carried, captured, outputs, collected)
     raise ValueError(f"{kind!r:.40} is no statement, or has other fields")
+
+
+def _range(low: object, high: object) -> tuple[int, int]:
+    if not 0 <= integer(low) <= integer(high):
+        raise ValueError(f"{low} to {high} is no range")
+    return integer(low), integer(high)
 
 
 def _at(regions: Sequence[Region], number: object) -> Region:

@@ -16,7 +16,7 @@ def run_program(program: Program, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
 
     Raises: ShapeMismatchError when an array is missing or does not fit: see `bind`.
     """
-    bind(program.inputs, inputs, f"program {program.name}")
+    bind(program.inputs, inputs, program.ranges)
     return _run(program, program.main, [inputs[param.name] for param in program.inputs])
 
 

@@ -26,14 +26,14 @@ from retune.compiler.runtime.ffi.host_array import HostArray
 from retune.compiler.runtime.loader import LoadedKernels, load_kernels
 
 _ENTRY = "default"
-_NETWORK_SUFFIX = ".retune"
+NETWORK_SUFFIX = ".retune"
 _LIBRARY_SUFFIX = ".so"
 
 
 def require_suffix(path: Path) -> None:
     """Check the suffix of an export path. Raises: ArtifactError."""
-    if path.suffix not in (_LIBRARY_SUFFIX, _NETWORK_SUFFIX):
-        raise ArtifactError(f"{path}: a library is exported to {_LIBRARY_SUFFIX} or {_NETWORK_SUFFIX}")
+    if path.suffix not in (_LIBRARY_SUFFIX, NETWORK_SUFFIX):
+        raise ArtifactError(f"{path}: a library is exported to {_LIBRARY_SUFFIX} or {NETWORK_SUFFIX}")
 
 
 class Library:
@@ -180,7 +180,7 @@ class Library:
         require_suffix(path)
         if any(not kernel.object_code for kernel in self.network.kernels):
             raise ArtifactError(f"{path}: this library was loaded from a shared one; copy that file instead")
-        if path.suffix == _NETWORK_SUFFIX:
+        if path.suffix == NETWORK_SUFFIX:
             return self.network.save(path)
         return write_shared_library(self.network, path)
 

@@ -14,7 +14,10 @@ Network = Annotated[str, typer.Argument(help="A name listed by `retune networks`
 Threads = Annotated[int | None, typer.Option(help="Threads the network will run on. Default: all cores.")]
 TargetText = Annotated[str | None, typer.Option(help="Target text, e.g. 'llvm -mcpu=znver4'. Default: this machine.")]
 Shapes = Annotated[
-    list[str] | None, typer.Option(help="Fix a dynamic input: NAME=1,3,224,224. May be given more than once.")
+    list[str] | None,
+    typer.Option(
+        help="The shape of an input: NAME=1,3,224,224, or with ranges NAME=1..8,1..512. May be given more than once."
+    ),
 ]
 Store = Annotated[
     str | None,

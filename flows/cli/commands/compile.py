@@ -4,26 +4,32 @@ Nothing is measured and Prefect is not started; the flow `compile-network` times
 """
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from retune.compiler.core import config
+from retune.compiler.core.errors import ArtifactError, DynamicShapeError, OptionError
+from retune.compiler.core.input_shapes import has_sizes, parse_shape
 from retune.compiler.core.options import TuneOptions, tune_options
 from retune.compiler.core.target import Target
-from retune.compiler.driver.dispatch import ApplyHistoryBest
+from retune.compiler.driver.dispatch import ApplyHistoryBest, suppress_dispatch_warnings
 from retune.compiler.driver.hardware import target_on, threads_of
+from retune.compiler.frontend.network import load_network_program
+from retune.compiler.graph.precision.layers import FLOAT32
 from retune.compiler.measure.runner import gpu_here, gpu_of_key
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
-from retune.compiler.runtime.executor.library import Library, require_suffix
+from retune.compiler.runtime.executor.library import NETWORK_SUFFIX, Library, require_suffix
 from retune.compiler.runtime.kernel_row import CoverageReport
 from retune.compiler.runtime.readable import count
 from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.operators import label_of
 from retune.compiler.tune.precision.choose import choose_for_network
 from retune.compiler.tune.precision.request import AUTO, PrecisionChoice, PrecisionRequest, require_precision
+from retune.compiler.vm.compiler import VMCompiler
 from retune.flows.cli.commands.arguments import Network, Shapes, Store, home_of, option_of
 from retune.flows.cli.commands.output import Json, Output, Quiet
 from retune.flows.parameters import add_options
@@ -69,7 +75,13 @@ def compile_network(
     require_suffix(path)
     # Before the work, which takes minutes for a large network.
     require_writable(path)
-    imported = ImportedNetwork(network, tuple(shape or ()))
+    texts = tuple(shape or ())
+    imported = None if has_sizes(texts) else _import(network, texts)
+    if imported is None:
+        with suppress_dispatch_warnings(), ApplyHistoryBest(list(log or ())):
+            lines, fields = _compile_dynamic(network, texts, options, str(machine), threads, path)
+        output.say("\n".join(lines), **fields, network=path)
+        return
     choice = choose_precisions(imported, PrecisionRequest.of(options), options, threads, home_of(store))
     extracted = imported.extract(str(machine), threads, options.winograd)
     with ApplyHistoryBest(list(log or ())):
@@ -94,6 +106,54 @@ add_options(
     tune_options("threads", "target", "winograd", "precision", "tolerance", "metric", "calibrate"),
     option_of,
 )
+
+
+def _import(network: str, shapes: Sequence[str]) -> ImportedNetwork | None:
+    """The network; None where its file has symbols as extents, and no shape is given."""
+    imported = ImportedNetwork(network, shapes)
+    try:
+        imported.check()
+    except DynamicShapeError:
+        if shapes:
+            raise
+        return None
+    return imported
+
+
+def _compile_dynamic(
+    network: str, shapes: Sequence[str], options: TuneOptions, target: str, threads: int, path: Path
+) -> tuple[list[str], dict[str, object]]:
+    """Write the file of a network whose shapes may change; lines and fields to print."""
+    if path.suffix != NETWORK_SUFFIX:
+        raise ArtifactError(f"{path}: a network of dynamic shapes is written to {NETWORK_SUFFIX}")
+    compiler = compile_dynamic(network, shapes, target, threads, options.precision)
+    executable = compiler.get_exec()
+    executable.export_library(path)
+    program = executable.program
+    ranges = {symbol: f"{low}..{high}" for symbol, (low, high) in program.ranges.items()}
+    lines = [f"input {param}" for param in program.inputs]
+    lines += [f"{symbol} is {ends}" for symbol, ends in ranges.items()]
+    lines += [str(compiler.coverage)]
+    lines += [f"compiled for each shape: {name}: {reason}" for name, reason in executable.per_shape.items()]
+    inputs = {param.name: {"dtype": param.dtype, "shape": param.dims} for param in program.inputs}
+    facts = {"inputs": inputs, "ranges": ranges, "per_shape": executable.per_shape}
+    return [*lines, str(path)], {**coverage_fields(compiler.coverage), **facts}
+
+
+def compile_dynamic(
+    network: str, shapes: Sequence[str], target: str, threads: int, precision: str | None
+) -> VMCompiler:
+    """Compile a network whose shapes may change, with `shapes` as `parse_shape` reads them.
+
+    Raises: ModelError, TargetError; OptionError for a shape, and for a precision of fixed shapes.
+    """
+    if precision not in (None, FLOAT32):
+        raise OptionError(f"precision {precision} is for fixed shapes: leave it out, or give each extent as a number")
+    program = load_network_program(network, shapes=dict(map(parse_shape, shapes)))
+    compiler = VMCompiler(threads=threads)
+    compiler.lower(program, target)
+    compiler.codegen()
+    return compiler
 
 
 def choose_precisions(

@@ -11,6 +11,7 @@ import typer
 
 from retune.compiler.core import config
 from retune.compiler.core.errors import OptionError
+from retune.compiler.core.input_shapes import fixed_shapes
 from retune.compiler.core.options import TuneOptions, tune_options
 from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import threads_of
@@ -30,7 +31,7 @@ from retune.compiler.runtime.executor.library import Library
 from retune.compiler.runtime.executor.network import KIND, CompiledNetwork
 from retune.compiler.runtime.executor.shared_library import is_shared_library
 from retune.compiler.runtime.kernel_row import CoverageReport
-from retune.compiler.tune.extract import extract_part, parse_shape
+from retune.compiler.tune.extract import extract_part
 from retune.flows.cli.commands.arguments import Shapes, Store, home_of, option_of
 from retune.flows.cli.commands.compile import HOST, coverage_fields
 from retune.flows.cli.commands.output import Json, Output, Quiet
@@ -63,7 +64,7 @@ def export(
         compiled = Library.load(network).network
         exported, networks = export_network(compiled, to), [compiled]
     else:
-        shapes = dict(map(parse_shape, shape or ()))
+        shapes = fixed_shapes(shape or (), "`retune export`")
         exported, networks = export_model(network, to, options, shapes, home_of(store))
     for part in networks:
         coverage = CoverageReport.of(part.coverage)

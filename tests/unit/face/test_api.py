@@ -258,10 +258,12 @@ WRONG: list[tuple[Callable[[retune.Network], object], type[Exception], str]] = [
     (lambda _: retune.compile("nothing.onnx"), ModelFormatError, "neither a file nor one of the zoo"),
     (lambda _: retune.compile(_dense(), threads=0), OptionError, "threads must be an integer"),
     (lambda _: retune.compile(_dense(), shapes=3), OptionError, "shapes map names"),  # type: ignore[arg-type]
-    (lambda _: retune.compile(_dense(), shapes={"x": (1, 64)}, dynamic=True), OptionError, "leave them out"),
-    (lambda _: retune.compile(_dense(), shapes={"x": "1..8,64"}), OptionError, "must be integers"),  # type: ignore[dict-item]
+    (lambda _: retune.compile(_dense("n"), shapes={"x": ("8..1", 64)}), OptionError, "dimension 0 of x: .* is empty"),
+    (lambda _: retune.compile(_dense("n"), shapes={"x": ("-1..8", 64)}), OptionError, "dimension 0 of x: .* negative"),
+    (lambda _: retune.compile(_dense(), shapes={"x": ("1..8", 64)}), ModelFormatError, "is 3 in the model"),
+    (lambda _: retune.compile(_dense(), shapes={"x": "1..8,64"}), OptionError, "must be integers"),
     (lambda _: retune.compile(_dense(), shapes={"x": 3}), OptionError, "shape of x must be integers"),  # type: ignore[dict-item]
-    (lambda _: retune.compile(_dense("n")), DynamicShapeError, r"not static: dimension 0 \(n\) .* dynamic=True"),
+    (lambda _: retune.compile(_dense("n")), DynamicShapeError, r"not static: dimension 0 \(n\) .*dynamic=True"),
     (lambda _: retune.load("nothing.retune"), ArtifactError, "no such file"),
     (lambda net: net.save("nowhere/net.retune"), ArtifactError, "name a file in a folder that exists"),
     (lambda net: net.export("nowhere/net.onnx"), ArtifactError, "name a file in a folder that exists"),

@@ -12,10 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from retune.compiler.core.errors import ArtifactError, ModelFormatError, ShapeMismatchError, UnsupportedOperatorError
+from retune.compiler.core.input_shapes import parse_shape
 from retune.compiler.frontend.dependence import bodies
 from retune.compiler.frontend.program import load_program
 from retune.compiler.frontend.region import OnnxRegion
 from retune.compiler.graph.program import Call, HostCall, Loop, Program
+from tests.support.dynamic_models import model, node, tensor
 from tests.support.run_program import run_program
 
 Array = NDArray[Any]
@@ -93,7 +95,7 @@ def test_shapes_that_do_not_fit_each_other_name_the_node() -> None:
     with pytest.raises(ShapeMismatchError, match=r"'y' \(Add\).*the shapes do not broadcast"):
         run_program(program, {"a": _random(3), "b": _random(4)})
     (call,) = _calls(program)
-    with pytest.raises(ShapeMismatchError, match=r"for a of \[3\], b of \[4\].*'y' \(Add\)"):
+    with pytest.raises(ShapeMismatchError, match=r"^'y' \(Add\).*, for a of \[3\], b of \[4\]$"):
         call.region.specialize({"a": (3,), "b": (4,)}, {}, {})
 
 
@@ -558,3 +560,36 @@ def test_weights_keep_their_names_and_their_memory() -> None:
     np.testing.assert_array_equal(program.constants["w"], weight)
     graphs = [program.regions()[0].specialize({"x": (n, 200)}, {}, program.constants) for n in (1, 2)]
     assert all(np.shares_memory(graph.constants["w"], program.constants["w"]) for graph in graphs)
+
+
+def _added() -> onnx.ModelProto:
+    return model(
+        [node("Add", ["a", "b"], ["c"])], [tensor("a", ["n", "t"]), tensor("b", ["n", "t"])], [tensor("c", ["n", "t"])]
+    )
+
+
+def _sized(*texts: str) -> Program:
+    return load_program(_added(), shapes=dict(map(parse_shape, texts)))
+
+
+def test_ranges_belong_to_symbols_which_other_inputs_share() -> None:
+    program = _sized("a=1..8,1..512")
+    assert [param.dims for param in program.inputs] == [("n", "t"), ("n", "t")]
+    assert program.ranges == {"n": (1, 8), "t": (1, 512)}
+    program = _sized("a=2,k:1..4")
+    assert [param.dims for param in program.inputs] == [(2, "k"), (2, "k")]
+    assert program.ranges == {"k": (1, 4)}
+    assert [param.dims for param in _sized("a=?").inputs] == [("n", "t"), ("n", "t")]
+
+
+@pytest.mark.parametrize(
+    ("texts", "error"),
+    [
+        (("a=1..8,3", "b=1..4,3"), r"n is 1\.\.8, and 1\.\.4 in dimension 0 of b: these must be equal"),
+        (("a=1..8",), "a shape of rank 1 does not fit the input a"),
+        (("q=1..8",), "a shape is given for q, but the inputs are a, b"),
+    ],
+)
+def test_ranges_that_do_not_fit_the_model_are_refused(texts: tuple[str, ...], error: str) -> None:
+    with pytest.raises(ModelFormatError, match=error):
+        _sized(*texts)

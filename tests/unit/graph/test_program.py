@@ -80,7 +80,7 @@ def test_a_graph_is_a_program_of_one_call() -> None:
 
 def _bound(**arrays: Any) -> dict[str, int]:
     params = (Param("ids", "int64", ("batch", "seq")), Param("mask", "int64", ("batch", "seq")), Param("any", None))
-    return bind(params, {name: np.asarray(array) for name, array in arrays.items()}, "net")
+    return bind(params, {name: np.asarray(array) for name, array in arrays.items()})
 
 
 def test_symbols_are_bound() -> None:
@@ -90,7 +90,7 @@ def test_symbols_are_bound() -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype", "message"),
     [
-        ((2, 7), "int64", "net: seq is 5 in dimension 1 of ids and 7 in dimension 1 of mask; these must be equal"),
+        ((2, 7), "int64", "seq is 5 in dimension 1 of ids and 7 in dimension 1 of mask; these must be equal"),
         ((2,), "int64", r"the input mask: int64\[batch, seq\] has rank 2, and is given an array of rank 1"),
         ((2, 5), "int32", "is given elements of int32"),
     ],

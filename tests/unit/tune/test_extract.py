@@ -8,7 +8,7 @@ import pytest
 from retune.compiler.core.errors import ModelFormatError, OptionError, TargetError, UnsupportedOperatorError
 from retune.compiler.frontend.network import load_network
 from retune.compiler.graph.ir import Graph
-from retune.compiler.tune.extract import ImportedNetwork, extract_network, parse_shape
+from retune.compiler.tune.extract import ImportedNetwork, extract_network
 from retune.compiler.tune.operators import Operator, extract
 from tests.support.flows.networks import write_mlp, write_unsupported
 
@@ -59,11 +59,3 @@ def test_a_network_is_imported_once_whatever_is_extracted(tmp_path: Path, monkey
 def test_an_operator_is_extracted_as_a_network_with_one_task() -> None:
     found = extract(str(Operator.of("matmul", (8, 8, 8))), "llvm", 1)
     assert (len(found.tasks), found.weights, found.layers) == (1, (1,), (0,))
-
-
-def test_a_shape_as_text_may_be_a_scalar_or_have_no_elements() -> None:
-    assert parse_shape("scale=") == ("scale", ())
-    assert parse_shape("a=b=0, 4") == ("a=b", (0, 4))
-    for text in ("x", "=1", "x=-1", "x=1,", "x=n"):
-        with pytest.raises(OptionError, match="cannot read the shape"):
-            parse_shape(text)

@@ -1,6 +1,7 @@
 """Networks whose shapes are known only when they run, beside ONNX Runtime."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,14 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from retune.compiler import vm
-from retune.compiler.core.errors import MachineError, RetuneError, ShapeMismatchError
+from retune.compiler.core.errors import ArtifactError, MachineError, RetuneError, ShapeMismatchError
+from retune.compiler.core.input_shapes import Size
+from retune.compiler.frontend.program import load_program
+from retune.compiler.runtime.archive import archive_bytes
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.device import cpu
+from retune.compiler.vm.library import VERSION
+from retune.compiler.vm.saved_program import program_parts
 from tests.support.dynamic_models import Dims, branching, floats, model, reference, staying, tensor
 
 Array = NDArray[Any]
@@ -334,6 +340,33 @@ def test_a_symbol_that_two_inputs_share_must_be_one_number() -> None:
     machine = machine_of(one_node("Add", [("x", ["n"], FLOAT), ("y", ["n"], FLOAT)], 1))
     with pytest.raises(ShapeMismatchError, match=r"n is 3 .* and 4"):
         machine.run(x=floats(3), y=floats(4))
+
+
+def test_extents_out_of_their_range_are_named_also_after_saving(tmp_path: Path) -> None:
+    network = model(
+        [node("Add", ["a", "b"], ["c"])], [tensor("a", ["n", "t"]), tensor("b", ["n", "t"])], [tensor("c", ["n", "t"])]
+    )
+    program = load_program(network, shapes={"a": [Size("", 1, 8), Size("", 0, 5)]})
+    path = vm.compile(program, threads=1).export_library(tmp_path / "sum.retune")
+    machine = vm.VirtualMachine(vm.Executable.load(path))
+    for shape in ((1, 0), (8, 5)):
+        np.testing.assert_array_equal(machine.run(floats(*shape), floats(*shape)), 2 * floats(*shape))
+    for shape, error in (
+        ((9, 5), "n is 9 in dimension 0 of a; the network takes 1 to 8"),
+        ((0, 5), "n is 0"),
+        ((8, 6), "t is 6"),
+    ):
+        with pytest.raises(ShapeMismatchError, match=f"^{error}"):
+            machine.run(floats(*shape), floats(*shape))
+
+
+@pytest.mark.parametrize("ends", [[3, 1], [-1, 2], [1], [1, "8"], [1, 2, 3]])
+def test_a_file_with_a_damaged_range_is_refused(ends: list[Any]) -> None:
+    exe = vm.compile(load_program(staying(3), shapes={}), threads=1)
+    parts = program_parts(exe.program, {})
+    head = {**parts["program.json"], "ranges": {"n": ends}}  # type: ignore[dict-item]
+    with pytest.raises(ArtifactError):
+        vm.Executable.load_exec(archive_bytes("program", VERSION, {**parts, "program.json": head}), exe.lib)
 
 
 def test_a_branch_depends_on_data() -> None:

@@ -80,7 +80,7 @@ def test_a_branch_within_a_branch_runs_one_arm() -> None:
         out[...] = 0  # a caller owns its results: neither the constant nor the input changes
     np.testing.assert_array_equal(machine.run(np.array(False), np.array(True), ONES), 2 * ONES)
     np.testing.assert_array_equal(ONES, np.arange(1, 5))
-    with pytest.raises(MachineError, match=r"function main, branch: the condition of a branch must be one integer"):
+    with pytest.raises(MachineError, match=r"the If of '[a-z0-9]+': the condition of a branch must be one integer"):
         _with_condition_of_two().run(np.array([True, False]), ONES)
 
 
@@ -122,7 +122,7 @@ def test_a_loop_ends_before_its_first_iteration_when_its_condition_is_false() ->
 def test_a_loop_without_iterations_needs_the_type_of_its_rows() -> None:
     machine = machine_of(_counting(row=Param("x", None, None)))
     assert machine.run(np.array(2), ONES)[1].shape == (2, 4)
-    with pytest.raises(MachineError, match="loop of body: a loop without iterations collects x, whose element type"):
+    with pytest.raises(MachineError, match="the Loop of 'y': a loop without iterations collects x, whose element type"):
         machine.run(np.array(0), ONES)
 
 
@@ -166,7 +166,7 @@ def test_an_error_names_the_function_and_the_statement() -> None:
     source = program([COUNT, value("x", None)], [loop], [value("y")], [grown])
     with pytest.raises(ShapeMismatchError, match="graph neg"):
         machine_of(source).run(np.array(1), ONES[:3])
-    with pytest.raises(MachineError, match="function main, loop of grown: the number of iterations must be one"):
+    with pytest.raises(MachineError, match=r"the Loop of '[a-z0-9]+': the number of iterations must be one"):
         machine_of(program([value("x"), Param("count", "int64", None)], [loop], [value("y")], [grown])).run(
             ONES, np.array([1, 2])
         )

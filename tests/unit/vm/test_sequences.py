@@ -139,7 +139,7 @@ def test_results_share_no_memory_with_inputs() -> None:
 
 _WRONG = [
     ({"s": random(4, 4)}, "the input s: sequence of float32 takes a list of arrays, not a ndarray"),
-    ({"s": None}, "main: the input s: sequence of float32 is not optional, and is given None"),
+    ({"s": None}, "the input s: sequence of float32 is not optional, and is given None"),
     ({"s": [random(4), None]}, "the input s: sequence of float32 takes a list of arrays, not one with None in it"),
     ({"s": [random(4).astype("float64")]}, "array 0 of the input s: sequence of float32 has elements of float64"),
     ({"s": []}, "position 0 is outside a sequence of 0"),

@@ -1,0 +1,87 @@
+"""Shapes of a network's inputs as users write them: `image=1,3,224,224`, with ranges `ids=1..8,1..512`.
+
+An extent is a number, a range, `?` for any size, or the name of a symbol, which may have a range: `tokens:1..512`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from retune.compiler.core.errors import OptionError
+
+_MOST_DIGITS = 9
+"""Digits of an extent in a range: symbols are below 2**31."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """An extent that differs from call to call: from `low` to `high`, both included, without a bound where `high` is
+    None. Extents of one `symbol` are equal; without a symbol the extent keeps the symbol of the model.
+    """
+
+    symbol: str = ""
+    low: int = 0
+    high: int | None = None
+
+    @property
+    def range(self) -> tuple[int, int] | None:
+        """The range, None without bounds."""
+        return None if self.high is None else (self.low, self.high)
+
+
+Extent = int | Size
+
+
+def parse_shape(text: str) -> tuple[str, tuple[Extent, ...]]:
+    """The input and the shape that a string such as `image=1..8,3,224,224` names; `scale=` names a scalar.
+
+    Raises: OptionError that names the dimension.
+    """
+    name, _, extents = text.rpartition("=")
+    if not name:
+        raise _unreadable(text)
+    entries = extents.split(",") if extents.strip() else []
+    return name, tuple(
+        _extent(entry.strip(), text, f"dimension {axis} of {name}") for axis, entry in enumerate(entries)
+    )
+
+
+def fixed_shapes(texts: Iterable[str], what: str) -> dict[str, tuple[int, ...]]:
+    """The shapes that strings name, all numbers. Raises: OptionError that says that `what` takes no others."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, extents = parse_shape(text)
+        shapes[name] = tuple(extent for extent in extents if isinstance(extent, int))
+        if len(shapes[name]) < len(extents):
+            raise OptionError(f"{what} takes fixed shapes, not {text!r}: write numbers, such as {name}=1,3,224,224")
+    return shapes
+
+
+def has_sizes(texts: Iterable[str]) -> bool:
+    """Whether any extent of these shapes differs from call to call. Raises: OptionError."""
+    return any(isinstance(extent, Size) for text in texts for extent in parse_shape(text)[1])
+
+
+def _extent(entry: str, text: str, where: str) -> Extent:
+    if entry.isdecimal():
+        return int(entry)
+    if entry == "?":
+        return Size()
+    if entry.isidentifier():
+        return Size(entry)
+    symbol, _, sizes = entry.rpartition(":")
+    low, dots, high = sizes.partition("..")
+    numbers = [end.strip().removeprefix("-") for end in (low, high)]
+    if not dots or not all(map(str.isdecimal, numbers)) or not (not symbol or symbol.isidentifier()):
+        raise _unreadable(text)
+    if "-" in sizes:
+        raise OptionError(f"{where}: the range {sizes} is negative; sizes begin at 0")
+    if max(map(len, numbers)) > _MOST_DIGITS:
+        raise OptionError(f"{where}: the range {sizes} goes beyond the {10**_MOST_DIGITS - 1} of an extent")
+    first, last = map(int, numbers)
+    if first > last:
+        raise OptionError(f"{where}: the range {sizes} is empty; did you mean {last}..{first}?")
+    return first if first == last and not symbol else Size(symbol, first, last)
+
+
+def _unreadable(text: str) -> OptionError:
+    return OptionError(f"cannot read the shape {text!r}; write it as NAME=1,3,224,224, with ranges as NAME=1..8,1..512")

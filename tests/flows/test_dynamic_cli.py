@@ -1,0 +1,89 @@
+"""Networks of dynamic shapes on the command line: compiled once for ranges, timed, refused in one sentence."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import retune
+from tests.support.dynamic_models import floats, model, node, tensor
+from tests.support.flows.command_line import Refused, run
+
+WEIGHT = floats(64, 16)
+
+
+@pytest.fixture
+def dense(folder: Path) -> str:
+    """The path of a network with two symbols: x @ w + x2 @ w."""
+    nodes = [node("Add", ["x", "x2"], ["sum"]), node("MatMul", ["sum", "w"], ["y"])]
+    inputs = [tensor("x", ["batch", "tokens", 64]), tensor("x2", ["batch", "tokens", 64])]
+    onnx.save(model(nodes, inputs, [tensor("y", ["batch", "tokens", 16])], {"w": WEIGHT}), folder / "dense.onnx")
+    return "dense.onnx"
+
+
+def _computes(path: Path, *shape: int) -> None:
+    x = floats(*shape)
+    np.testing.assert_allclose(retune.load(path)(x, x), 2 * x @ WEIGHT, rtol=1e-4, atol=1e-4)
+
+
+def test_a_network_with_ranges_is_compiled_once_and_timed_at_three_sizes(
+    dense: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "compile", dense, "--shape", "x=1..2,1..9,64", "--threads", "1", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["ranges"] == {"batch": "1..2", "tokens": "1..9"}
+    assert facts["per_shape"] == {}
+    assert facts["inputs"]["x2"] == {"dtype": "float32", "shape": ["batch", "tokens", 64]}
+    _computes(folder / "dense.retune", 2, 9, 64)
+    assert run(monkeypatch, "run", "dense.retune", "--json") == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["inputs"]["x2"]["shape"] for row in rows] == [[1, 1, 64], [1, 3, 64], [2, 9, 64]]
+    assert all(len(row["seconds"]) == 10 and min(row["seconds"]) > 0 for row in rows)
+
+
+def test_without_a_shape_the_symbols_of_the_file_stay_free(
+    dense: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: Refused
+) -> None:
+    assert run(monkeypatch, "compile", dense, "--threads", "1") == 0
+    assert "input x: float32[batch, tokens, 64]" in capsys.readouterr().out
+    for shape in ((0, 3, 64), (5, 1, 64)):
+        _computes(folder / "dense.retune", *shape)
+    assert "dimension 0 of the input x: float32[batch, tokens, 64] has any size" in refused("run", "dense.retune")
+    assert run(monkeypatch, "run", "dense.retune", "--shape", "x=1,2,64", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["inputs"]["x"]["shape"] == [1, 2, 64]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("compile dense.onnx --shape x=1,2..1,64", "dimension 1 of x: the range 2..1 is empty; did you mean 1..2?"),
+        ("compile dense.onnx --shape x=1,-2..1,64", "dimension 1 of x: the range -2..1 is negative"),
+        ("compile dense.onnx --shape x=1,1..2,1..64", "dimension 2 of x is 64 in the model, and no range"),
+        ("compile dense.onnx --shape x=1,1..2,64 -o out.so", "is written to .retune"),
+        ("compile dense.onnx --shape x=1,1..2,64 --precision int8", "precision int8 is for fixed shapes"),
+        ("export dense.onnx --shape x=1,1..2,64 -o out.onnx", "`retune export` takes fixed shapes"),
+    ],
+)
+def test_ranges_that_cannot_be_are_refused_in_one_sentence(
+    dense: str, refused: Refused, arguments: str, error: str
+) -> None:
+    assert dense
+    assert error in refused(*arguments.split())
+
+
+@pytest.mark.parametrize(
+    ("shape", "error"),
+    [
+        ("x=2,9,64", "tokens is 9 in dimension 1 of x; the network takes 1 to 8"),
+        ("x=1,8", "the shape given for x does not fit the input x: float32[2, tokens, 64]"),
+        ("x=3,8,64", "the shape given for x does not fit the input x"),
+        ("z=1,8,64", "a shape is given for z, but the inputs are x, x2"),
+    ],
+)
+def test_sizes_that_the_file_does_not_take_are_refused(
+    dense: str, monkeypatch: pytest.MonkeyPatch, refused: Refused, shape: str, error: str
+) -> None:
+    assert run(monkeypatch, "compile", dense, "--shape", "x=2,1..8,64", "--threads", "1", "-q") == 0
+    assert error in refused("run", "dense.retune", "--shape", shape)
