@@ -8,6 +8,7 @@ worth threads, a single thread runs the steps.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from retune.compiler.codegen.team import share_of
 from retune.compiler.codegen.work import BARRIER_CYCLES, cycles_of
 from retune.compiler.ir.expr import Buffer
 from retune.compiler.ir.rewrite import accesses_in, statements_of
@@ -71,17 +72,9 @@ def scan_function(name: str, parts: Sequence[ScanPart], steps: int, params: str,
         "entry:",
         "  %leads = icmp eq i64 %me, 0",
         "  %alone = icmp eq i64 %all, 1",
-        "  %after = add i64 %me, 1",
     ]
     for number in shared:
-        extent = parts[number].extent
-        lines += [
-            f"  %low.all{number} = mul i64 %me, {extent}",
-            f"  %high.all{number} = mul i64 %after, {extent}",
-            f"  %low{number} = udiv i64 %low.all{number}, %all",
-            f"  %high{number} = udiv i64 %high.all{number}, %all",
-            f"  %some{number} = icmp ult i64 %low{number}, %high{number}",
-        ]
+        lines += share_of(str(parts[number].extent), str(number))
     lines += ["  br label %step0", "step0:", "  %step = phi i64 [ 0, %entry ], [ %next, %last ]"]
     waits = barriers(parts) if shared else set()
     for number, part in enumerate(parts):

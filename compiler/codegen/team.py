@@ -16,16 +16,17 @@ def sizes_of(emitter: BodyEmitter) -> str:
     return "".join(f", i64 {bound.text}" for bound in emitter.env.values() if isinstance(bound, Scalar))
 
 
-def fork(name: str, index: int, alone: str) -> str:
-    """The lines that run a statement by a team of threads, or call `alone`."""
+def fork(name: str, index: int, alone: str, condition: str = "%single", stores: Sequence[str] = ()) -> str:
+    """The lines that call `alone` on `condition`, and else run a statement by a team of threads after `stores`."""
     return "\n".join(
         (
             # One thread runs the body directly: no team is started, and no pointers go through memory.
-            f"  br i1 %single, label %serial{index}, label %fork{index}",
+            f"  br i1 {condition}, label %serial{index}, label %fork{index}",
             f"serial{index}:",
             f"  call void {alone}",
             f"  br label %joined{index}",
             f"fork{index}:",
+            *stores,
             f"  call void @GOMP_parallel(ptr @{name}.team{index}, ptr %context, i32 %threads, i32 0)",
             f"  br label %joined{index}",
             f"joined{index}:",
@@ -64,16 +65,16 @@ def team_function(name: str, index: int, count: int, share: Sequence[str], call:
     )
 
 
-def share_of(extent: str) -> tuple[str, ...]:
-    """The lines that compute the share of thread `%me` of `extent` iterations."""
+def share_of(extent: str, end: str = "") -> tuple[str, ...]:
+    """The lines that compute the share of thread `%me` of `extent` iterations; the names of their values `end` so."""
     # Thread t of T takes [t n / T, (t + 1) n / T): shares differ by at most one iteration and leave no gap.
     return (
-        "  %next = add i64 %me, 1",
-        f"  %low.all = mul i64 %me, {extent}",
-        f"  %high.all = mul i64 %next, {extent}",
-        "  %low = udiv i64 %low.all, %all",
-        "  %high = udiv i64 %high.all, %all",
-        "  %some = icmp ult i64 %low, %high",
+        f"  %next{end} = add i64 %me, 1",
+        f"  %low.all{end} = mul i64 %me, {extent}",
+        f"  %high.all{end} = mul i64 %next{end}, {extent}",
+        f"  %low{end} = udiv i64 %low.all{end}, %all",
+        f"  %high{end} = udiv i64 %high.all{end}, %all",
+        f"  %some{end} = icmp ult i64 %low{end}, %high{end}",
     )
 
 
@@ -93,6 +94,11 @@ def symbolic_part(name: str, index: int, loop: For, arguments: str, emitter: Bod
     sizes, count = sizes_of(emitter), len(emitter.storage)
     slot = count + len(emitter.env)
     least = least_iterations(loop, emitter.subtarget.vector_bytes)
+    alone = f"@{name}.body{index}({arguments}, i64 0, i64 %extent{index}{sizes})"
+    stores = (
+        f"  %slot{index} = getelementptr ptr, ptr %context, i64 {slot}",
+        f"  store i64 %extent{index}, ptr %slot{index}, align 8",
+    )
     call = "\n".join(
         (
             f"  %extent{index} = call i64 @{name}.extent{index}({sizes.removeprefix(', ')})",
@@ -101,16 +107,7 @@ def symbolic_part(name: str, index: int, loop: For, arguments: str, emitter: Bod
             f"run{index}:",
             f"  %few{index} = icmp slt i64 %extent{index}, {least}",
             f"  %alone{index} = or i1 %single, %few{index}",
-            f"  br i1 %alone{index}, label %serial{index}, label %fork{index}",
-            f"serial{index}:",
-            f"  call void @{name}.body{index}({arguments}, i64 0, i64 %extent{index}{sizes})",
-            f"  br label %joined{index}",
-            f"fork{index}:",
-            f"  %slot{index} = getelementptr ptr, ptr %context, i64 {slot}",
-            f"  store i64 %extent{index}, ptr %slot{index}, align 8",
-            f"  call void @GOMP_parallel(ptr @{name}.team{index}, ptr %context, i32 %threads, i32 0)",
-            f"  br label %joined{index}",
-            f"joined{index}:",
+            fork(name, index, alone, f"%alone{index}", stores),
         )
     )
     part = f"@{name}.body{index}({arguments}, i64 %low, i64 %high{sizes})"
