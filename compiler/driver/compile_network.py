@@ -116,7 +116,6 @@ def compile_graph(
     cut: Partition | None = None,
     build: BuildKernels = build_in_process,
     others: Mapping[str, Sequence[TaskProgram]] = MappingProxyType({}),
-    metadata: Mapping[str, object] | None = None,
     release: bool = False,
 ) -> CompiledNetwork:
     """Compile `graph`, which has been through the graph passes.
@@ -126,14 +125,12 @@ def compile_graph(
     records are used, one warning names the kernels worth tuning that have none; another one names those of a network
     for a GPU that run on the CPU. `threads` is the number of threads that the network is meant to run on. `cut`
     is the partition, when the caller has it already; its alternatives may be used. A record of `best` that
-    cannot be built makes room for the first of the task's `others` that can. `metadata` replaces the facts that a saved
-    network needs; to gather these all constants are read. With `release` the graph loses its constants, so that each is
-    in memory once.
+    cannot be built makes room for the first of the task's `others` that can. With `release` the graph loses its
+    constants, so that each is in memory once.
     Raises: DefinitionError or LoweringError when even a default schedule cannot be built.
     """
     cut = cut or partition(graph, target, hardware_of(target, threads), winograd_for(target))
     best = best or {}
-    fingerprint = graph.fingerprint() if metadata is None else ""  # which reads all constants
     # Before programs are chosen: a task that lost to an alternative needs none.
     rewritten, cut = with_alternatives(graph, cut, fastest_alternatives(cut, best))
     if release and rewritten is not graph:
@@ -158,10 +155,8 @@ def compile_graph(
         )
         for task, weight, tunable, choice in zip(cut.tasks, cut.weights, cut.tunable, choices, strict=True)
     )
-    if metadata is None:
-        by_cpu = any(choice.on_cpu for choice in choices)
-        facts = made_for(target, threads, by_cpu=by_cpu)
-        metadata = {"network": graph.name, "fingerprint": fingerprint, **facts}
+    facts = made_for(target, threads, by_cpu=any(choice.on_cpu for choice in choices))
+    metadata = {"network": graph.name, **facts}
     network = CompiledNetwork(plan, tuple(artifacts), constants, coverage, metadata)
     network.verify()
     if (best or is_enabled()) and not is_silent() and (fallen := CoverageReport.of(coverage).fallback_text()):

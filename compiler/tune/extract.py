@@ -78,7 +78,6 @@ class ExtractedNetwork(Extracted):
         others: Mapping[str, Sequence[TaskProgram]] = MappingProxyType({}),
         build: BuildKernels = build_in_parallel,
         *,
-        metadata: Mapping[str, object] | None = None,
         release: bool = False,
     ) -> CompiledNetwork:
         """The network with the programs `best`, as by `compile_graph`; a report says which kernels have none."""
@@ -91,7 +90,6 @@ class ExtractedNetwork(Extracted):
                 cut=self.partition,
                 build=build,
                 others=others,
-                metadata=metadata,
                 release=release,
             )
 

@@ -69,4 +69,4 @@ def compile_subgraph(graph: Graph, target: Target, threads: int, programs: Tuned
     cut = named_by_content(cut)
     best = programs.programs_for(cut)
     with suppress_dispatch_warnings():  # the compilation of the whole program reports on all subgraphs
-        return compile_graph(graph, target, best, threads=threads, cut=cut, build=STORE.build, metadata={})
+        return compile_graph(graph, target, best, threads=threads, cut=cut, build=STORE.build)

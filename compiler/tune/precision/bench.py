@@ -57,7 +57,7 @@ class Bench:
         graph = replace(graph, constants=dict(graph.constants))  # which the compilation releases
         with cache_constants(self._constants):
             extracted = extract_part(graph.name, graph, self.target, self.threads, self.winograd)
-            network = extracted.compile(self.best, build=self._build, metadata={}, release=True)
+            network = extracted.compile(self.best, build=self._build, release=True)
         return executor_of(network, self.threads)
 
     def compile_form(self, assignment: Assignment) -> GraphExecutor:
