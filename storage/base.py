@@ -110,9 +110,7 @@ class RecordStore(ABC):
         return dict(sorted(best.items()))
 
     @abstractmethod
-    def tasks(
-        self, target: str | None = None, device: str | None = None, threads: int | None = None
-    ) -> list[dict[str, Any]]:
+    def tasks(self) -> list[dict[str, Any]]:
         """A row for every measured task on a target, device and thread count, sorted by these and by key: with these
         `task_name`, `trials`, `failures`, `best_seconds`, None before a success, and `last_timestamp`.
         """

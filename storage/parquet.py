@@ -149,12 +149,9 @@ class ParquetRecordStore(RecordStore):
             whole = whole.take(pa.array(np.sort(first)))
         return whole.select(list(columns))
 
-    def tasks(
-        self, target: str | None = None, device: str | None = None, threads: int | None = None
-    ) -> list[dict[str, Any]]:
+    def tasks(self) -> list[dict[str, Any]]:
         key = ["target", "device", "threads", "task_key"]
-        selection = Selection(None, target, device, threads)
-        rows = self.table(selection, (*key, "task_name", "status", "seconds", "timestamp"))
+        rows = self.table(Selection(), (*key, "task_name", "status", "seconds", "timestamp"))
         moments = rows.column("timestamp").cast(pa.int64())  # Python has no dates after the year 9999
         rows = rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", moments)
         rows = rows.append_column("failed", pc.not_equal(rows.column("status"), int(MeasureStatus.OK)))

@@ -24,12 +24,10 @@ class MemoryRecordStore(RecordStore):
         """See `RecordStore.scan`."""
         return [record for record in list(self._by_id.values()) if selection.accepts(record)]
 
-    def tasks(
-        self, target: str | None = None, device: str | None = None, threads: int | None = None
-    ) -> list[dict[str, Any]]:
+    def tasks(self) -> list[dict[str, Any]]:
         """See `RecordStore.tasks`."""
         groups: dict[tuple[str, str, int, str], list[MeasureRecord]] = {}
-        for record in self.records(target=target, device=device, threads=threads):
+        for record in self.records():
             key = (record.target, record.device, record.threads, record.task_key)
             groups.setdefault(key, []).append(record)
         return [_summary(groups[key]) for key in sorted(groups)]
