@@ -32,6 +32,7 @@ from retune.compiler.schedule.default.gpu import default_gpu_steps
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
+from retune.compiler.te.symbols import symbols_of
 
 BASE_VECTOR_BYTES = 16
 """Bytes of the narrowest vector register: NEON's, and a GPU's widest load."""
@@ -101,20 +102,26 @@ class CpuBackend:
         return replace(hardware, **{name: getattr(usual, name) for name in missing})
 
     def default_steps(self, dag: ComputeDAG, hardware: HardwareParams) -> tuple[Step, ...]:
-        return default_steps(dag, hardware)
+        # The schedule of a block, not known here, is the default of a kernel with symbols.
+        return () if symbols_of((*dag.inputs, *dag.outputs)) else default_steps(dag, hardware)
 
     def build(self, task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
+        if task.symbols:
+            kernel = self.build_symbolic(task, steps, name)
+            if isinstance(kernel, Unsupported):
+                raise LoweringError(f"no kernel for all sizes: {kernel.reason}")
+            return kernel
         # An unknown CPU is a TargetError at once, before any lowering.
         describe(task.target)
         with refuse_depth(name, LoweringError):
             return self._compile(task, self.lower(task, steps, name))
 
-    def build_symbolic(self, task: SearchTask, name: str) -> KernelArtifact | Unsupported:
+    def build_symbolic(self, task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact | Unsupported:
         """Compile a computation with symbolic extents for all values of its symbols. Raises: as `build`."""
         describe(task.target)
         with refuse_depth(name, LoweringError):
             tensors = (*task.dag.inputs, *task.dag.outputs)
-            function = lower_symbolic(tensors, name, task.hardware, task.layout, dots=dots_of(task))
+            function = lower_symbolic(tensors, name, task.hardware, task.layout, dots=dots_of(task), steps=steps)
             return function if isinstance(function, Unsupported) else self._compile(task, function)
 
     def _compile(self, task: SearchTask, function: LoopFunction) -> KernelArtifact:

@@ -7,17 +7,14 @@ from collections.abc import Sequence
 
 from retune.compiler.codegen.backend import CpuBackend, backend_of
 from retune.compiler.core.errors import OptionError, TargetError
-from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.ir import trace
 from retune.compiler.ir.stmt import check_function_name
 from retune.compiler.lower.symbolic import Unsupported
 from retune.compiler.runtime.artifact import KernelArtifact
-from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.python_text import print_python_code_from_state
 from retune.compiler.schedule.state import replay
-from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.steps import Step, dump_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.te.tensor import Tensor
 
 
 def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
@@ -28,22 +25,28 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
     function name, TargetError when there is no code generation for the target.
     """
     check_function_name(name)
-    trace.show(trace.STEPS, name, "steps", lambda: print_python_code_from_state(task.dag, replay(task.dag, steps)))
+    trace.show(trace.STEPS, name, "steps", lambda: _python_text(task, steps))
     return backend_of(task.target).build(task, steps, name)
 
 
-def build_symbolic_kernel(
-    tensors: Sequence[Tensor], name: str, target: Target, hardware: HardwareParams
-) -> KernelArtifact | Unsupported:
-    """Compile tensors with symbolic extents, in default schedules, into one kernel for all values of the symbols.
-    Arguments are as of `build_kernel`.
+def _python_text(task: SearchTask, steps: Sequence[Step]) -> str:
+    """The steps as Python code; those of blocks, which make no state of the computation, as JSON."""
+    if task.symbols:
+        return dump_steps(steps)
+    return print_python_code_from_state(task.dag, replay(task.dag, steps))
+
+
+def build_symbolic_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact | Unsupported:
+    """As `build_kernel`, of a task with symbolic extents: one kernel for all values of the symbols.
 
     A value says why a program needs a kernel for each shape. Raises: as `build_kernel`; TargetError for a GPU.
     """
     check_function_name(name)
-    if target.kind != "llvm":
-        raise TargetError(f"target {str(target)!r}: symbolic extents are for CPUs; compile a kernel for each shape")
-    return CpuBackend().build_symbolic(SearchTask(name, ComputeDAG(tensors), target, hardware), name)
+    if task.target.kind != "llvm":
+        raise TargetError(
+            f"target {str(task.target)!r}: symbolic extents are for CPUs; compile a kernel for each shape"
+        )
+    return CpuBackend().build_symbolic(task, steps, name)
 
 
 def kernel_source(task: SearchTask, steps: Sequence[Step], stage: str) -> str:

@@ -63,7 +63,8 @@ def build_symbolic(
     Raises: as `build_symbolic_kernel`.
     """
     chosen = target or Target.host()
-    kernel = build_symbolic_kernel(tensors, name, chosen, hardware_of(chosen, 1))
+    task = SearchTask(name, ComputeDAG(tensors), chosen, hardware_of(chosen, 1))
+    kernel = build_symbolic_kernel(task, (), name)
     return kernel if isinstance(kernel, Unsupported) else KernelFunction(load_kernels([kernel])[name])
 
 

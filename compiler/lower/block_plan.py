@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from retune.compiler.core.dtype import item_bytes
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.lower.block_placement import sizes_of
 from retune.compiler.lower.kept_rows import ROW_BYTES
@@ -13,8 +14,8 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.default.product_tiles import row_axis_of
 from retune.compiler.schedule.default.row_blocks import find_row_blocks
-from retune.compiler.schedule.state import State
-from retune.compiler.schedule.steps import Split, Step
+from retune.compiler.schedule.state import Number, State, replay
+from retune.compiler.schedule.steps import Block, Split, Step
 from retune.compiler.te.tensor import ComputeOp
 
 _COLUMNS = 64
@@ -29,6 +30,8 @@ _FEW_ROWS = 8
 """Rows of the last blocks of two products. A single row has a block only if fewer rows are too long."""
 _MOST_HEIGHTS = 8
 """The tallest tile for which blocks of every smaller height are built: each is another part of the code."""
+_MOST_POINTS = 1024
+"""The largest block along one axis: smaller blocks of many sizes cover what is left."""
 POINT = BlockSize(1)
 """The size of the smallest blocks."""
 
@@ -48,6 +51,8 @@ class BlockPlan:
     """Without cores if only blocks are shared among threads, not their loops."""
     keeps_rows: bool
     """Whether a block has all columns of its rows of two products."""
+    is_fitted: bool = False
+    """Whether smaller blocks have the steps of a full block, fitted to their sizes."""
 
     @property
     def has_strips(self) -> bool:
@@ -68,9 +73,22 @@ class BlockPlan:
         return [BlockSize(height) for height in (*heights, *range(heights[-1] - 1, 0, -1))]
 
     @classmethod
-    def of(cls, program: SymbolicProgram, hardware: HardwareParams, stand_ins: dict[str, int]) -> "BlockPlan":
-        """The plan of a program with results; `stand_ins` are as in `block_of`."""
-        return _Planner(program, hardware, stand_ins).plan()
+    def of(
+        cls, program: SymbolicProgram, hardware: HardwareParams, stand_ins: dict[str, int], steps: Sequence[Step] = ()
+    ) -> "BlockPlan":
+        """The plan of a program with results, with the sizes of blocks and the schedule in `steps`, a program
+        of `schedule/steps/block.py`. `stand_ins` are as in `block_of`. Raises: ScheduleError.
+        """
+        return _Planner(program, hardware, stand_ins).plan(steps)
+
+    def schedule(self, dag: ComputeDAG) -> State:
+        """The scheduled block of some sizes. Raises: ScheduleError."""
+        if self.is_fitted:
+            return _replay_fitted(dag, self.steps)
+        try:
+            return replay(dag, self.steps)
+        except ScheduleError:  # the steps of full blocks may split what a smaller block does not have
+            return replay(dag, default_steps(dag, self.hardware, is_block=self.keeps_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +99,7 @@ class _Planner:
     hardware: HardwareParams
     stand_ins: dict[str, int]
 
-    def plan(self) -> BlockPlan:
+    def plan(self, chosen: Sequence[Step]) -> BlockPlan:
         """How blocks cover the results."""
         (*_, last) = self.program.computed
         columns = self.program.parallel_class(last, last.axes[-1]) if last.axes else None
@@ -97,6 +115,7 @@ class _Planner:
             splits = [step for step in probe if isinstance(step, Split) and step.extent == _MANY_ROWS]
             heights = [length for step in splits for length in step.lengths if isinstance(length, int)]
             sizes[rows] = BlockSize(max(heights, default=1))
+        sizes |= dict(self._chosen_size(step) for step in chosen if isinstance(step, Block))
         own = [self.program.parallel_class(last, axis) for axis in last.axes]
         outer = [known for known in own if known is not None]
         reduces = any(op.reduce_axes for op in self.program.computed)
@@ -104,8 +123,16 @@ class _Planner:
         inner = outer.pop() if len(outer) > 1 and (columns is not None or not reduces) else None
         is_shared = rows is not None and inner is None and not self.program.keeps_rows
         shares = self.hardware if is_shared else replace(self.hardware, num_cores=0)
-        steps = default_steps(self._dag(sizes), shares, is_block=block_rows > 0)
-        return BlockPlan(outer, inner, columns, sizes, steps, shares, block_rows > 0)
+        schedule = tuple(step for step in chosen if not isinstance(step, Block))
+        steps = schedule or default_steps(self._dag(sizes), shares, is_block=block_rows > 0)
+        return BlockPlan(outer, inner, columns, sizes, steps, shares, block_rows > 0, bool(schedule))
+
+    def _chosen_size(self, step: Block) -> tuple[AxisClass, BlockSize]:
+        """The class and the size that a step names. Raises: ScheduleError."""
+        known = self.program.parallel_class(*self.program.axis(step.stage, step.iter))
+        if known is None or not 1 <= step.points <= _MOST_POINTS:
+            raise ScheduleError(f"no blocks of {step.points} points are along axis {step.iter} of stage {step.stage}")
+        return known, BlockSize(step.points)
 
     def _block_rows(self, sizes: Mapping[AxisClass, BlockSize], rows: AxisClass) -> int:
         """The rows of a block of two products that keeps what is between them; 0 for other programs."""
@@ -132,3 +159,25 @@ class _Planner:
 
     def _dag(self, sizes: Mapping[AxisClass, BlockSize]) -> ComputeDAG:
         return ComputeDAG(block_of(self.program, sizes, self.stand_ins))
+
+
+def _replay_fitted(dag: ComputeDAG, steps: Sequence[Step]) -> State:
+    """The state of the steps of a larger block, with the lengths of its loops fitted to the extents of `dag`."""
+    state = State.initial(dag)
+    for step in steps:
+        if isinstance(step, Split):
+            extent = state.stage(step.stage).iters[step.iter].extent
+            if isinstance(extent, int) and extent != step.extent:
+                step = replace(step, extent=extent, lengths=_fitting(extent, step.lengths))
+        state = state.apply(step)
+    return state
+
+
+def _fitting(extent: int, lengths: Sequence[Number | None]) -> tuple[int, ...]:
+    """Lengths of at most `lengths` whose product divides `extent`: the innermost, of the register tile, first."""
+    fitted: list[int] = []
+    for length in reversed(lengths):
+        most = length if isinstance(length, int) else 1
+        fitted.append(next(size for size in range(min(most, extent), 0, -1) if extent % size == 0))
+        extent //= fitted[-1]
+    return tuple(reversed(fitted))

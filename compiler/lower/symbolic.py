@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from operator import attrgetter
 
-from retune.compiler.core.errors import ScheduleError
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.dims import Assumptions
 from retune.compiler.ir.dot import Pair
@@ -37,9 +36,8 @@ from retune.compiler.lower.symbolic_loops import bound_loop
 from retune.compiler.schedule.axis_classes import AxisClass, SymbolicProgram
 from retune.compiler.schedule.blocks import MARK, MOST, BlockSize, block_of, stand_in
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.default.layout import LayoutRewriteOption
-from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import SizeLimit, Step, programs_of
 from retune.compiler.te.symbols import symbols_of
 from retune.compiler.te.tensor import RANKS, SCATTERS, ComputeOp, PlaceholderOp, Tensor, post_order
 
@@ -63,12 +61,14 @@ def lower_symbolic(
     layout: LayoutRewriteOption = LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED,
     *,
     dots: Collection[Pair] = (),
+    steps: Sequence[Step] = (),
 ) -> LoopFunction | Unsupported:
-    """The kernel `name` of tensors with symbolic extents, in default schedules; its parameters are the inputs and then
-    the results, in the order of a compute graph, and its `symbols` are those of the extents. `layout` and `dots` are as
-    in `lower`.
+    """The kernel `name` of tensors with symbolic extents; its parameters are the inputs and then the results, in the
+    order of a compute graph, and its `symbols` are those of the extents. `layout` and `dots` are as in `lower`, `steps`
+    as in `schedule/steps/block.py`.
 
-    A value says why a program is not taken. Raises: DefinitionError, LoweringError as for fixed extents.
+    A value says why a program is not taken. Raises: DefinitionError, LoweringError as for fixed extents; ScheduleError
+    when the steps do not fit.
     """
     if not all(isinstance(op, ComputeOp | PlaceholderOp) for op in post_order(tensors)):
         return Unsupported(f"{name}: it calls a function or makes steps")
@@ -76,15 +76,49 @@ def lower_symbolic(
     passes = cpu_passes(replace(hardware, stack_bytes=sys.maxsize), layout, dots)
     # No extent is negative, whatever its formula says, so no divisor that is made of extents is 0.
     with Assumptions({}, ()):
-        return _lower_any(tensors, name, hardware, passes)
+        return _lower_all(tensors, name, hardware, passes, steps)
 
 
-def _lower_any(
-    tensors: Sequence[Tensor], name: str, hardware: HardwareParams, passes: Sequence[LoopPass]
+def _lower_all(
+    tensors: Sequence[Tensor], name: str, hardware: HardwareParams, passes: Sequence[LoopPass], steps: Sequence[Step]
 ) -> LoopFunction | Unsupported:
-    """The kernel that keeps rows on the stack; where they may be too long, also what computes them anew."""
-    result = _lower_program(SymbolicProgram.of(tensors, keeps_rows=True), name, hardware, passes)
-    if isinstance(result, LoopFunction) and not result.limits:
+    """The kernel of the programs in `steps`. Raises: ScheduleError."""
+    programs = programs_of(steps)
+    functions = []
+    for own, _ in programs:
+        function = _lower_steps(tensors, name, hardware, passes, own)
+        if isinstance(function, Unsupported):
+            return function
+        functions.append(function)
+    limits = [limit for _, limit in programs if limit is not None]
+    return _by_size(SymbolicProgram.of(tensors, keeps_rows=True), functions, limits) if limits else functions[0]
+
+
+def _by_size(
+    program: SymbolicProgram, functions: Sequence[LoopFunction], limits: Sequence[SizeLimit]
+) -> LoopFunction | Unsupported:
+    """One kernel that runs the program for the sizes of a call."""
+    first, *others = functions
+    if any((other.params, other.packings) != (first.params, first.packings) for other in others):
+        return Unsupported(f"{first.name}: its programs read a constant in several layouts")
+    parts: list[Stmt] = []
+    remaining = 1  # for sizes that no earlier program is for
+    for function, limit in zip(functions, (*limits, None), strict=True):
+        admits = 1 if limit is None else fits(program.axis(limit.stage, limit.iter)[1].extent, limit.most)
+        parts += _only(remaining * admits, function.body)
+        remaining = remaining * (1 - admits)
+    rows = tuple(dict.fromkeys(limit for function in functions for limit in function.limits))
+    return replace(first, body=block(*parts), limits=rows)
+
+
+def _lower_steps(
+    tensors: Sequence[Tensor], name: str, hardware: HardwareParams, passes: Sequence[LoopPass], steps: Sequence[Step]
+) -> LoopFunction | Unsupported:
+    """The kernel of one program for all sizes, which keeps rows on the stack; where they may be too long, also what
+    computes them anew. Raises: ScheduleError.
+    """
+    result = _lower_program(SymbolicProgram.of(tensors, keeps_rows=True), name, hardware, passes, steps)
+    if (isinstance(result, LoopFunction) and not result.limits) or (isinstance(result, Unsupported) and steps):
         return result
     # Rows of any length, with what is computed from them computed again for each reader.
     anyhow = _lower_program(SymbolicProgram.of(tensors, keeps_rows=False), name, hardware, passes)
@@ -99,13 +133,17 @@ def _lower_any(
 
 
 def _lower_program(
-    program: SymbolicProgram, name: str, hardware: HardwareParams, passes: Sequence[LoopPass]
+    program: SymbolicProgram,
+    name: str,
+    hardware: HardwareParams,
+    passes: Sequence[LoopPass],
+    steps: Sequence[Step] = (),
 ) -> LoopFunction | Unsupported:
     reason = _refusal(program)
     if reason:
         return Unsupported(f"{name}: {reason}")
     try:
-        return _Builder(program, name, hardware, passes).function()
+        return _Builder(program, name, hardware, passes).function(steps)
     except (_UnsupportedError, UnkeptError) as error:
         return Unsupported(f"{name}: {error}")
 
@@ -161,9 +199,9 @@ class _Builder:
         self.parts: list[LoopFunction] = []
         self.kept: list[KeptRows] = []
 
-    def function(self) -> LoopFunction:
-        """The kernel. Raises: _UnsupportedError, UnkeptError."""
-        plan = BlockPlan.of(self.program, self.hardware, self.stand_ins)
+    def function(self, steps: Sequence[Step]) -> LoopFunction:
+        """The kernel. Raises: _UnsupportedError, UnkeptError, ScheduleError."""
+        plan = BlockPlan.of(self.program, self.hardware, self.stand_ins, steps)
         if not plan.outer:
             strips, body, kept = self._block(plan, {})
             return self._finish(body if strips is None else replace(strips, body=body), kept)
@@ -227,12 +265,8 @@ class _Builder:
         return function
 
     def _lower(self, plan: BlockPlan, sizes: Mapping[AxisClass, BlockSize]) -> LoopFunction:
-        """The loops of a block relative to its origin. Raises: _UnsupportedError, UnkeptError."""
-        dag = ComputeDAG(block_of(self.program, sizes, self.stand_ins))
-        try:
-            state = replay(dag, plan.steps)
-        except ScheduleError:  # the steps of full blocks may split what a smaller block does not have
-            state = replay(dag, default_steps(dag, plan.hardware, is_block=plan.keeps_rows))
+        """The loops of a block relative to its origin. Raises: _UnsupportedError, UnkeptError, ScheduleError."""
+        state = plan.schedule(ComputeDAG(block_of(self.program, sizes, self.stand_ins)))
         function = build_loops(state, self.name)
         # Whole arrays already here: no pass may take a block of a result for a dense array.
         whole = {tensor.name: self._standing_in(tensor) for tensor in self.program.tensors}

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Self
 
 from retune.compiler.runtime.artifact import KernelArtifact
 
@@ -166,7 +167,8 @@ class TaskProgram:
 class Measurement:
     """A program, built and timed: `costs` are seconds per call, one per repeat, empty before it was timed and unless
     `status` is OK. `artifact` is its kernel, None where the build failed and in a worker's answer. `censored` and
-    `contention` are as in `retune.compiler.measure.record.MeasureRecord`.
+    `contention` are as in `retune.compiler.measure.record.MeasureRecord`. Of a task with `shapes` the costs are
+    means over these, and `by_shape` has the measurement at each shape.
     """
 
     costs: tuple[float, ...] = ()
@@ -177,6 +179,29 @@ class Measurement:
     censored: bool = False
     contention: float | None = None
     artifact: KernelArtifact | None = None
+    by_shape: "tuple[Measurement, ...]" = ()
+
+    @classmethod
+    def of_shapes(cls, by_shape: "Sequence[Measurement]", weights: Sequence[float], texts: Sequence[str]) -> Self:
+        """The measurement of a program that was timed at several shapes, by the `weights` of these; the first failure,
+        if any, with the text of its shape.
+        """
+        failures = (pair for pair in zip(by_shape, texts, strict=True) if pair[0].status is not MeasureStatus.OK)
+        failed, text = next(failures, (cls(), ""))
+        repeats = min(len(result.costs) for result in by_shape)
+        return cls(
+            # The fastest repeats at all shapes are the first cost.
+            tuple(
+                sum(weight * sorted(result.costs)[number] for result, weight in zip(by_shape, weights, strict=True))
+                for number in range(repeats)
+            ),
+            failed.status,
+            f"{text}: {failed.error}" if failed.error else "",
+            run_seconds=sum(result.run_seconds for result in by_shape),
+            censored=any(result.censored for result in by_shape),
+            contention=max((result.contention or 0.0 for result in by_shape), default=None),
+            by_shape=tuple(by_shape),
+        )
 
     @property
     def seconds(self) -> float:

@@ -93,7 +93,11 @@ class LocalRunner(Closing):
         """
         artifacts = [build.artifact for build in builds if build.artifact is not None]
         best = math.inf if best_seconds is None else best_seconds
-        return in_order(builds, self._run_built(task, artifacts, best))
+        if not task.shapes:
+            return in_order(builds, self._run_built(task, artifacts, best))
+        # The best time of a shape is not known, only that of all.
+        columns = [self._run_built(part, kernels, math.inf) for part, kernels in _by_shape(task, artifacts)]
+        return in_order(builds, _means(task, columns))
 
     def compare(self, task: SearchTask, builds: Sequence[Measurement], passes: int = 7) -> list[Measurement] | None:
         """Time programs that passed `run`, in turn: the costs of each are its times in the `passes`, one repeat of
@@ -104,22 +108,14 @@ class LocalRunner(Closing):
         artifacts = [build.artifact for build in builds if build.artifact is not None]
         if not artifacts:
             return []
-        self._prepare(task, artifacts[0])
-        stream = self._worker.stream(
-            f"{self.worker}:compare_stream",
-            _key(task),
-            artifacts,
-            passes,
-            self.options,
-            # The limit is per item of the stream, and one item is a pass over all programs.
-            timeout_s=self.options.run_timeout_s * len(artifacts),
-        )
-        try:
-            return [item for item in stream if isinstance(item, Measurement)]
-        # Programs are timed together here, so it is unknown which of them ended the worker.
-        except RetuneError as error:
-            _LOG.warning("%s: the best programs could not be timed in turn: %s", task.name, error)
-            return None
+        if not task.shapes:
+            return self._compare_built(task, artifacts, passes)
+        columns = []
+        for part, kernels in _by_shape(task, artifacts):
+            if (column := self._compare_built(part, kernels, passes)) is None:
+                return None
+            columns.append(column)
+        return _means(task, columns)
 
     def restart(self) -> None:
         """Time the next programs in a fresh process."""
@@ -140,6 +136,26 @@ class LocalRunner(Closing):
     def _reference_task(self, task: SearchTask) -> SearchTask:
         """The task whose default kernel has the right answers."""
         return task
+
+    def _compare_built(
+        self, task: SearchTask, artifacts: Sequence[KernelArtifact], passes: int
+    ) -> list[Measurement] | None:
+        self._prepare(task, artifacts[0])
+        stream = self._worker.stream(
+            f"{self.worker}:compare_stream",
+            _key(task),
+            artifacts,
+            passes,
+            self.options,
+            # The limit is per item of the stream, and one item is a pass over all programs.
+            timeout_s=self.options.run_timeout_s * len(artifacts),
+        )
+        try:
+            return [item for item in stream if isinstance(item, Measurement)]
+        # Programs are timed together here, so it is unknown which of them ended the worker.
+        except RetuneError as error:
+            _LOG.warning("%s: the best programs could not be timed in turn: %s", task.name, error)
+            return None
 
     def _run_built(self, task: SearchTask, artifacts: Sequence[KernelArtifact], best: float) -> list[Measurement]:
         if not artifacts:
@@ -206,6 +222,21 @@ class LocalRunner(Closing):
             text = f"the kernel took more than {self.options.run_timeout_s:g} s"
             return Measurement((), MeasureStatus.RUN_TIMEOUT, text, run_seconds=seconds)
         return Measurement((), MeasureStatus.RUNTIME_DEVICE, f"the kernel crashed: {error}", run_seconds=seconds)
+
+
+def _by_shape(
+    task: SearchTask, artifacts: Sequence[KernelArtifact]
+) -> Iterator[tuple[SearchTask, list[KernelArtifact]]]:
+    """The task of each of its shapes, and the kernels at this shape."""
+    for shape in task.shapes:
+        yield task.at(shape.sizes), [artifact.at(shape.sizes) for artifact in artifacts]
+
+
+def _means(task: SearchTask, columns: Sequence[Sequence[Measurement]]) -> list[Measurement]:
+    """The measurements of programs from those at each shape."""
+    weights = [shape.weight for shape in task.shapes]
+    texts = [f"for the sizes {dict(shape.sizes)}" for shape in task.shapes]
+    return [Measurement.of_shapes(row, weights, texts) for row in zip(*columns, strict=True)]
 
 
 def _key(task: SearchTask) -> str:

@@ -117,7 +117,8 @@ class KernelArtifact:
     """Object code of one kernel and its buffers. For a GPU, `device` says how to run it; the following is about CPUs.
 
     The C symbol is `int32_t NAME(void** buffers, int32_t num_threads, int64_t size …)`, with the values of `symbols`,
-    on which shapes of `args` may depend; most kernels have none. `buffers` holds the addresses of `args` in
+    on which shapes of `args` may depend; most kernels have none. `sizes` are values of theirs, in
+    order, where the kernel is for one shape. `buffers` holds the addresses of `args` in
     order (inputs, then outputs), then a workspace of `workspace_bytes` (null if that is 0). 0 = success. `calls` are
     the registered functions that it calls, which the loading process must have.
     """
@@ -130,9 +131,10 @@ class KernelArtifact:
     calls: tuple[ExternCall, ...] = ()
     device: DeviceCode | None = None
     symbols: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     def at(self, sizes: Mapping[str, int]) -> "KernelArtifact":
-        """The kernel with the shapes of its buffers for these values of its symbols.
+        """The kernel with these values of its symbols, and the shapes of its buffers for them.
 
         Raises: ArtifactError when a value is missing, no symbol's, or out of range.
         """
@@ -148,7 +150,7 @@ class KernelArtifact:
             if min(shape, default=0) < 0 or max(shape, default=0) >= MOST_SIZE:
                 raise ArtifactError(f"kernel {self.name}, argument {arg.name}: no array has the shape {list(shape)}")
         args = (replace(arg, shape=shape) for arg, shape in zip(self.args, shapes, strict=True))
-        return replace(self, args=tuple(args))
+        return replace(self, args=tuple(args), sizes=tuple(sizes[name] for name in self.symbols))
 
     def sizes_of(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """The values of the symbols that are extents of arguments by themselves, from the first arguments' shapes."""

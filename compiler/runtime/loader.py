@@ -176,7 +176,7 @@ class Kernel:
 
     def bind(self, buffers: Sequence[Buffer], threads: int, sizes: Mapping[str, int] | None = None) -> BoundKernel:
         """Fix the arguments of coming calls: one buffer per argument, then optionally the workspace; `sizes` are the
-        values of the kernel's symbols.
+        values of the kernel's symbols, by default those that it is `at`.
 
         Arrays must be contiguous, 64-byte aligned, and of the argument's dtype and number of elements (packed arguments
         take the packed elements); written arrays must be writable and share no memory with others. Without a workspace
@@ -184,7 +184,7 @@ class Kernel:
 
         Raises: ArtifactError when a buffer does not fit, or there is no memory for the workspace.
         """
-        sizes = sizes or {}
+        sizes = sizes or dict(zip(self.artifact.symbols, self.artifact.sizes, strict=False))
         name, specs = self.artifact.name, self.artifact.at(sizes).args
         check_count(name, specs, len(buffers), workspace=True)
         threads = check_threads(name, threads)

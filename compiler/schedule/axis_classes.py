@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from itertools import permutations
 from operator import attrgetter
 
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.ir.dims import Dim
 from retune.compiler.ir.expr import Expr, Var
 from retune.compiler.ir.visit import walk
+from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.reduction import Axis, AxisKind
 from retune.compiler.te.symbols import rebuild
 from retune.compiler.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor, TensorRead, post_order, reads_of
@@ -62,6 +64,17 @@ class SymbolicProgram:
     @property
     def computed(self) -> Iterator[ComputeOp]:
         return (op for op in post_order(self.tensors) if isinstance(op, ComputeOp))
+
+    def axis(self, stage: int, number: int) -> tuple[ComputeOp, Axis]:
+        """An axis of a stage of the compute graph of `tensors`, reduce axes after the others, and the stage. Raises:
+        ScheduleError if there is none.
+        """
+        ops = ComputeDAG(self.tensors).ops
+        op = ops[stage] if 0 <= stage < len(ops) else None
+        axes = (*op.axes, *op.reduce_axes) if isinstance(op, ComputeOp) else ()
+        if not isinstance(op, ComputeOp) or not 0 <= number < len(axes):
+            raise ScheduleError(f"there is no axis {number} of stage {stage}")
+        return op, axes[number]
 
     def class_of(self, op: ComputeOp, axis: Expr) -> AxisClass | None:
         """The class of an axis of `op`; None for any other expression, and for an axis of a fixed extent."""

@@ -3,8 +3,8 @@
 It is frozen and picklable. Equal computations have equal keys, unless they are tasks of registered workloads.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.runtime.readable import html_table
@@ -18,11 +18,22 @@ from retune.compiler.schedule.workload_registry import (
     register_workload_tensors,
     workload_key_to_tensors,
 )
+from retune.compiler.te.symbols import instantiate, symbols_of
+
+
+@dataclass(frozen=True, slots=True)
+class SampledShape:
+    """Values of the symbols of a task, by name, and the share of its calls that have about this shape."""
+
+    sizes: Mapping[str, int] = field(hash=False)
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
 class SearchTask:
-    """A computation to tune for a machine."""
+    """A computation to tune for a machine. If it has symbolic extents it stands for all its shapes: the time of a
+    program is the weighted mean of its times at `shapes`.
+    """
 
     name: str
     """For people; records know the task by its `workload_key`."""
@@ -36,6 +47,8 @@ class SearchTask:
     """The key of its registered workload, which unpickling registers in the new process; empty without a workload."""
     layout: LayoutRewriteOption = LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED
     """The layout of inputs of free layout in its kernels."""
+    shapes: tuple[SampledShape, ...] = ()
+    """The sample of a task with symbols, with weights that add up to 1; empty for a task of one shape."""
 
     @classmethod
     def of_workload(
@@ -63,8 +76,18 @@ class SearchTask:
         """The computation as its kernels run it: layouts are free only where the task's option makes them so."""
         return without_free_layouts(self.dag) if self.layout is LayoutRewriteOption.NO_REWRITE else self.dag
 
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The symbols in its extents, sorted."""
+        return symbols_of((*self.dag.inputs, *self.dag.outputs))
+
+    def at(self, sizes: Mapping[str, int]) -> "SearchTask":
+        """The task of one shape. Raises: DefinitionError as `instantiate`."""
+        dag = ComputeDAG(instantiate((*self.dag.inputs, *self.dag.outputs), sizes))
+        return SearchTask(self.name, dag, self.target, self.hardware, layout=self.layout)
+
     def __reduce__(self) -> tuple[object, ...]:
-        return restored_task, (self.name, self.dag, self.target, self.hardware, self.key, self.layout)
+        return restored_task, (self.name, self.dag, self.target, self.hardware, self.key, self.layout, self.shapes)
 
     def _repr_html_(self) -> str:
         tensors = [
@@ -76,15 +99,23 @@ class SearchTask:
 
     @property
     def flop_count(self) -> float:
-        """Floating-point operations of one call."""
-        return self.dag.flop_count
+        """Floating-point operations of one call; of an expected call, if it has shapes."""
+        if not self.shapes:
+            return self.dag.flop_count
+        return sum(shape.weight * self.at(shape.sizes).flop_count for shape in self.shapes)
 
 
 def restored_task(
-    name: str, dag: ComputeDAG, target: Target, hardware: HardwareParams, key: str, layout: LayoutRewriteOption
+    name: str,
+    dag: ComputeDAG,
+    target: Target,
+    hardware: HardwareParams,
+    key: str,
+    layout: LayoutRewriteOption,
+    shapes: tuple[SampledShape, ...] = (),
 ) -> SearchTask:
     """An unpickled task; its workload is registered in this process."""
     # Records name the computation by this key, which the new process must be able to resolve.
     if key and not is_registered(key):
         register_workload_tensors(key, (*dag.inputs, *dag.outputs))
-    return SearchTask(name, dag, target, hardware, key, layout)
+    return SearchTask(name, dag, target, hardware, key, layout, shapes)

@@ -19,12 +19,9 @@ from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.te.symbols import symbols_of
 
 # Eight hexadecimal digits: 32 bits tell the kernels of a process apart, and names stay readable.
 _LETTERS, _DIGITS = 64, 8
-_SYMBOLIC = "for all sizes"
-"""In place of the steps of a kernel with symbols."""
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -52,14 +49,11 @@ class KernelStore:
         return [self._build(program) for program in programs]
 
     def build_symbolic(self, task: SearchTask) -> KernelArtifact | Unsupported:
-        """The kernel of a task for all values of its symbols, as `build_symbolic_kernel`; in its default schedule where
-        it has none. Raises: as `build_symbolic_kernel`.
+        """The kernel of a task for all values of its symbols, if any, in its default schedule. Raises: as
+        `build_symbolic_kernel`.
         """
-        tensors = (*task.dag.inputs, *task.dag.outputs)
-        if not symbols_of(tensors):
-            steps = tuple(default_steps_of(task))
-            return self._get(task, dump_steps(steps), lambda: build_kernel(task, steps, task.name))
-        return self._get(task, _SYMBOLIC, lambda: build_symbolic_kernel(tensors, task.name, task.target, task.hardware))
+        build, steps = build_symbolic_kernel if task.symbols else build_kernel, default_steps_of(task)
+        return self._get(task, dump_steps(steps), lambda: build(task, steps, task.name))
 
     def kernel(self, artifact: KernelArtifact) -> Kernel:
         """The kernel, loaded. Raises: ArtifactError when it cannot be."""

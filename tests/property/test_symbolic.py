@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.codegen.build import build_kernel, build_symbolic_kernel
+from retune.compiler.codegen.build import build_kernel
 from retune.compiler.core.errors import RowLengthError
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.hardware import hardware_of
@@ -217,13 +217,13 @@ def test_a_program_that_is_not_taken_says_why() -> None:
     x, k = te.placeholder((n + 1, 5), name="x"), te.reduce_axis(5, "k")
     total = te.compute((n + 1,), lambda i: te.sum(x[i, k], k), "total")
     shorter = te.compute((n,), lambda i: te.exp(total[i]), "shorter")
-    kernel = build_symbolic_kernel([x, shorter], "kernel", Target.host(), hardware_of(Target.host(), 2))
+    kernel = build([x, shorter])
     assert isinstance(kernel, Unsupported)
     assert kernel.reason == "kernel: the axis i runs over arrays of several extents"
     x = te.placeholder((n,), name="x")
     same = te.placeholder((n,), name="x")
     both = te.compute((n,), lambda i: same[i] + x[i], "both")
-    kernel = build_symbolic_kernel([x, same, both], "kernel", Target.host(), hardware_of(Target.host(), 2))
+    kernel = build([x, same, both])
     assert isinstance(kernel, Unsupported)
     assert "one name" in kernel.reason
 

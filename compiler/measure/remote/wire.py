@@ -79,7 +79,7 @@ def _graph_of(
 
 
 def _parts_of_task(task: SearchTask) -> tuple[object, ...]:
-    return task.name, task.dag, task.target, task.hardware, task.key, task.layout
+    return task.name, task.dag, task.target, task.hardware, task.key, task.layout, task.shapes
 
 
 def _parts_of_build(request: BuildRequest) -> tuple[object, ...]:

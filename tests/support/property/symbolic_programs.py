@@ -17,6 +17,8 @@ from retune.compiler.lower.symbolic import Unsupported
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.buffers import CANARY, FencedArray
 from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.task import SearchTask
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.symbols import symbols_of
 from retune.compiler.te.tensor import PlaceholderOp, Tensor
@@ -239,7 +241,7 @@ def random_sizes(rng: np.random.Generator, program: Program) -> dict[str, int]:
 def build(program: Program, target: Target | None = None) -> KernelArtifact | Unsupported:
     chosen = target or Target.host()
     hardware: HardwareParams = hardware_of(chosen, 2)
-    return build_symbolic_kernel(program, "kernel", chosen, hardware)
+    return build_symbolic_kernel(SearchTask("kernel", ComputeDAG(program), chosen, hardware), (), "kernel")
 
 
 def check(
