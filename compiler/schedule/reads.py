@@ -3,6 +3,7 @@
 Pure functions, with TVM's definitions where it has them; sketch rules, default schedules and lowering call them.
 """
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 from retune.compiler.core.dtype import sum_type
@@ -122,19 +123,26 @@ def _is_summed_piece_by_piece(dag: ComputeDAG, op_id: int) -> bool:
 
 
 def _moves_rows(dag: ComputeDAG, op_id: int) -> bool:
-    """Whether each row of an operation that moves elements, along its last axis, is a row of an operand, and only
-    reductions of whole rows read it: other readers would compute the index of a row again and again. If nothing reduces
-    them, some rows may be constant, as those around an image.
+    """Whether each row of an operation that moves elements, along its last axis, is a row of an operand, and the only
+    reductions that read it, also through inlined moves, are of whole rows: others would compute the index of a row
+    again and again. If nothing reduces them, some rows may be constant, as those around an image.
     """
     op = dag.ops[op_id]
     if not isinstance(op, ComputeOp) or MOVES_ELEMENTS not in op.attrs:
         return False
     if not op.axes or op.axes[-1].extent < LEAST_PIECE or len(dag.reads[op_id]) > _MOST_PIECES:
         return False
-    reductions = [reader for reader in dag.readers[op_id] if _reduces(dag.ops[reader])]
+    reductions = [reader for reader in _readers_beyond(dag, op_id) if _reduces(dag.ops[reader])]
     if not all(reduces_rows(dag, reader) and not needs_multi_level_tiling(dag, reader) for reader in reductions):
         return False
     return _is_row(op.body, op.axes[-1], may_be_constant=not reductions)
+
+
+def _readers_beyond(dag: ComputeDAG, op_id: int) -> Iterator[int]:
+    """The operations that read `op_id`, looking through those that are inlined."""
+    for reader in dag.readers[op_id]:
+        inlined = reader not in dag.output_ids and is_strictly_inlineable(dag, reader)
+        yield from _readers_beyond(dag, reader) if inlined else (reader,)
 
 
 def _reduces(op: Operation) -> bool:

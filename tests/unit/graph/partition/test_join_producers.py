@@ -134,6 +134,16 @@ def test_a_convolution_with_padding_takes_slices_and_no_activations() -> None:
     assert _kernels(builder.finish({"y": conv(builder, active, "one")})) == ["active", "one"]
 
 
+def test_a_dilated_convolution_reads_a_copy_of_the_rows_that_a_concatenation_wraps_around() -> None:
+    builder = GraphBuilder("ring", [Value("x", (1, 40, 32), "float32")])
+    wrapped = builder.emit("concat", [_part(builder, "x", 1, 32, 40), "x"], {"axis": 1}, name="concat")
+    image = builder.emit("reshape", [wrapped], {"shape": (1, 1, 48, 32)})
+    weight = builder.constant(np.ones((1, 3, 32, 32), np.float32), "w")
+    attrs: dict[str, Attribute] = {**CONV, "pads": (0, 0, 0, 0), "dilations": (1, 4)}
+    graph = builder.finish({"y": builder.emit("conv2d", [image, weight], attrs, name="conv")})
+    assert _kernels(graph)[-1] == "conv"
+
+
 def test_what_is_broadcast_is_computed_once() -> None:
     builder = GraphBuilder("net", [Value("x", (8, 8, 16)), Value("scale", (1, 1, 16))])
     gate = builder.emit("sigmoid", ("scale",), name="gate")
