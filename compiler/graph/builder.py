@@ -29,8 +29,8 @@ _MOST_ELEMENTS, _MOST_FOLDED = 2**32, 2**28
 
 
 class GraphBuilder:
-    """Collects nodes. Names of values are made unique. A node on constants alone becomes a constant, like a node whose
-    result or operands have no elements.
+    """Collects nodes. Names of values are made unique. A node on constants alone becomes a constant, the same as an
+    equal node before it, like a node whose result or operands have no elements.
     """
 
     def __init__(self, name: str, inputs: Iterable[Value] = ()) -> None:
@@ -42,6 +42,7 @@ class GraphBuilder:
         self._wishes: dict[str, str] = {}
         self._counts: dict[str, int] = {}
         self._producers: dict[str, Node] = {}
+        self._folded: dict[tuple[object, ...], str] = {}
         for value in inputs:
             self.input(value)
 
@@ -85,6 +86,9 @@ class GraphBuilder:
         attributes do not fit the operator.
         """
         wish = output or name or op
+        key = (op, *inputs, *sorted((attrs or {}).items()))
+        if key in self._folded:
+            return self._folded[key]
         if op == "concat" and len(inputs) > _MOST_JOINED:
             # A tree of concatenations: expressions are walked recursively, with one level per operand.
             chunks = [inputs[start : start + _MOST_JOINED] for start in range(0, len(inputs), _MOST_JOINED)]
@@ -98,7 +102,7 @@ class GraphBuilder:
             raise call_of(node, described).misfit(f"{value} has too many elements")
         constant = self._fold(node, value, described)
         if constant is not None:
-            return self.constant(constant, wish)
+            return self._folded.setdefault(key, self.constant(constant, wish))
         self._nodes.append(node)
         self._values[node.output] = value
         self._producers[node.output] = node

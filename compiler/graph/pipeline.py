@@ -11,6 +11,7 @@ from retune.compiler.graph.passes.common_subexpressions import fold_constants, s
 from retune.compiler.graph.passes.fold_batch_norm import fold_batch_norm
 from retune.compiler.graph.passes.fold_scales import fold_scales
 from retune.compiler.graph.passes.half_weights import pair_channels, widen_weights
+from retune.compiler.graph.passes.join_rows import join_rows
 from retune.compiler.graph.passes.merge_products import merge_products
 from retune.compiler.graph.passes.move_rows import move_rows
 from retune.compiler.graph.passes.pad_rows import pad_rows
@@ -59,6 +60,8 @@ PIPELINE: tuple[GraphPass, ...] = (
     # First: pairs of quantize and dequantize still surround single operators, as the exporter put them.
     compute_quantized,
     *_SIMPLIFYING,
+    # Before the weights of some products are sliced.
+    join_rows,
     # After scales are in the weights: a slice has fewer nodes to move through.
     slice_weights,
     simplify,
