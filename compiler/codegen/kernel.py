@@ -17,7 +17,15 @@ from retune.compiler.codegen.cpu import function_attributes
 from retune.compiler.codegen.intrinsics import DECLARATIONS
 from retune.compiler.codegen.scan_loop import BARRIER, parts_of, scan_function
 from retune.compiler.codegen.subtarget import Subtarget
-from retune.compiler.codegen.team import fork, limit_part, share_of, sizes_of, symbolic_part, team_function
+from retune.compiler.codegen.team import (
+    extent_function,
+    fork,
+    limit_part,
+    share_of,
+    sizes_of,
+    symbolic_part,
+    team_function,
+)
 from retune.compiler.codegen.values import Scalar, Storage
 from retune.compiler.codegen.work import is_worth_threads
 from retune.compiler.codegen.writer import FunctionWriter
@@ -81,7 +89,7 @@ def write_kernel(function: LoopFunction, subtarget: Subtarget, stack_bytes: int)
             text, call = _part(function.name, index, statement, len(buffers), stack_bytes, emitter())
         parts.append(text)
         calls.append(call)
-    entry, workspace_bytes = _entry(function, buffers, calls)
+    entry, workspace_bytes = _entry(function, buffers, calls, BodyEmitter(FunctionWriter(), subtarget, {}, sizes))
     declarations = "\n".join(
         (
             "declare void @GOMP_parallel(ptr, ptr, i32, i32)",
@@ -175,13 +183,17 @@ def _scan(
         _body(f"{name}.scan{index}.{number}", part.statement, count, stack_bytes, emitter(), loop.var)
         for number, part in enumerate(parts)
     ]
-    steps = scan_function(f"{name}.scan{index}", parts, loop.extent, params, arguments)
-    alone = f"@{name}.scan{index}({arguments}, i64 0, i64 1)"
+    symbol, sizes = f"{name}.scan{index}", sizes_of(emitter())
+    functions = [*bodies, scan_function(symbol, parts, loop.extent, params, arguments, sizes)]
+    if isinstance(loop.extent, Dim):
+        functions.append(extent_function(f"{symbol}.steps", loop.extent, emitter()))
+    alone = f"@{symbol}({arguments}, i64 0, i64 1{sizes})"
     if not any(part.extent for part in parts):
-        return "\n\n".join([*bodies, steps]), f"  call void {alone}"
+        return "\n\n".join(functions), f"  call void {alone}"
     enter = "  %some = icmp ult i64 %me, %all"
-    team = team_function(name, index, count, (enter,), f"@{name}.scan{index}({arguments}, i64 %me, i64 %all)")
-    return "\n\n".join([*bodies, steps, team]), fork(name, index, alone)
+    call = f"@{symbol}({arguments}, i64 %me, i64 %all{sizes})"
+    functions.append(team_function(name, index, count, (enter,), call, sizes))
+    return "\n\n".join(functions), fork(name, index, alone)
 
 
 def _buffer_lists(count: int) -> tuple[str, str]:
@@ -217,8 +229,13 @@ def _body(
     )
 
 
-def _entry(function: LoopFunction, buffers: Sequence[Buffer], calls: Sequence[str]) -> tuple[str, int]:
-    """The exported function, which loads the buffers' addresses and runs the statements in order."""
+def _entry(
+    function: LoopFunction, buffers: Sequence[Buffer], calls: Sequence[str], emitter: BodyEmitter
+) -> tuple[str, int]:
+    """The exported function, which loads the buffers' addresses and runs the statements in order, and the bytes of the
+    workspace.
+    """
+    functions = []
     sizes = "".join(f", i64 %size{number}" for number in range(len(function.symbols)))
     slots = len(function.symbols) + 1 if function.symbols else 0  # and an extent
     lines = [
@@ -237,7 +254,12 @@ def _entry(function: LoopFunction, buffers: Sequence[Buffer], calls: Sequence[st
             lines.append(f"  %s{number} = getelementptr ptr, ptr %buffers, i64 {number}")
             lines.append(f"  %b{number} = load ptr, ptr %s{number}, align 8")
         else:
-            lines.append(f"  %b{number} = getelementptr i8, ptr %workspace, i64 {offset}")
+            begin = str(offset)
+            if isinstance(offset, Dim):
+                begin, symbol = f"%begin{number}", f"{function.name}.begin{number}"
+                functions.append(extent_function(symbol, offset, emitter))
+                lines.append(f"  {begin} = call i64 @{symbol}({sizes.removeprefix(', ')})")
+            lines.append(f"  %b{number} = getelementptr i8, ptr %workspace, i64 {begin}")
             # The next multiple of `ALIGNMENT`, which the parameters of the parts promise to LLVM.
             offset += -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
         lines.append(f"  %c{number} = getelementptr ptr, ptr %context, i64 {number}")
@@ -245,4 +267,4 @@ def _entry(function: LoopFunction, buffers: Sequence[Buffer], calls: Sequence[st
     for number in range(len(function.symbols)):
         lines.append(f"  %c.size{number} = getelementptr ptr, ptr %context, i64 {len(buffers) + number}")
         lines.append(f"  store i64 %size{number}, ptr %c.size{number}, align 8")
-    return "\n".join([*lines, *calls, "  ret i32 0", "}"]), offset
+    return "\n".join([*functions, *lines, *calls, "  ret i32 0", "}"]), offset

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from retune.compiler.codegen.team import share_of
 from retune.compiler.codegen.work import BARRIER_CYCLES, cycles_of
+from retune.compiler.ir.dims import Dim
 from retune.compiler.ir.expr import Buffer
 from retune.compiler.ir.rewrite import accesses_in, statements_of
 from retune.compiler.ir.stmt import For, LoopKind, Stmt
@@ -64,18 +65,28 @@ def barriers(parts: Sequence[ScanPart]) -> set[int]:
     return waits
 
 
-def scan_function(name: str, parts: Sequence[ScanPart], steps: int, params: str, arguments: str) -> str:
-    """The function `name` of the buffers, the number of the thread and that of all threads; it calls `name.PART`."""
+def scan_function(name: str, parts: Sequence[ScanPart], steps: int, params: str, arguments: str, sizes: str) -> str:
+    """The function `name` of the buffers, the number of the thread, that of all threads, and the sizes; it calls
+    `name.PART`, and `name.steps` for a symbolic number of steps.
+    """
     shared = [number for number, part in enumerate(parts) if part.extent]
     lines = [
-        f"define internal void @{name}({params}, i64 %me, i64 %all) #0 {{",
+        f"define internal void @{name}({params}, i64 %me, i64 %all{sizes}) #0 {{",
         "entry:",
         "  %leads = icmp eq i64 %me, 0",
         "  %alone = icmp eq i64 %all, 1",
     ]
     for number in shared:
         lines += share_of(str(parts[number].extent), str(number))
-    lines += ["  br label %step0", "step0:", "  %step = phi i64 [ 0, %entry ], [ %next, %last ]"]
+    count, enter = str(steps), ["  br label %step0"]
+    if isinstance(steps, Dim):
+        count = "%steps"
+        enter = [
+            f"  %steps = call i64 @{name}.steps({sizes.removeprefix(', ')})",
+            "  %runs = icmp sgt i64 %steps, 0",
+            "  br i1 %runs, label %step0, label %done",
+        ]
+    lines += [*enter, "step0:", "  %step = phi i64 [ 0, %entry ], [ %next, %last ]"]
     waits = barriers(parts) if shared else set()
     for number, part in enumerate(parts):
         lines += _barrier(str(number)) if number in waits else []
@@ -85,7 +96,7 @@ def scan_function(name: str, parts: Sequence[ScanPart], steps: int, params: str,
         lines += [
             f"  br i1 {condition}, label %run{number}, label %ran{number}",
             f"run{number}:",
-            f"  call void @{name}.{number}({arguments}, i64 {low}, i64 {high}, i64 %step)",
+            f"  call void @{name}.{number}({arguments}, i64 {low}, i64 {high}, i64 %step{sizes})",
             f"  br label %ran{number}",
             f"ran{number}:",
         ]
@@ -96,7 +107,7 @@ def scan_function(name: str, parts: Sequence[ScanPart], steps: int, params: str,
             "  br label %last",
             "last:",
             "  %next = add nuw nsw i64 %step, 1",
-            f"  %more = icmp ult i64 %next, {steps}",
+            f"  %more = icmp ult i64 %next, {count}",
             "  br i1 %more, label %step0, label %done",
             "done:",
             "  ret void",

@@ -112,7 +112,7 @@ def symbolic_part(name: str, index: int, loop: For, arguments: str, emitter: Bod
     )
     part = f"@{name}.body{index}({arguments}, i64 %low, i64 %high{sizes})"
     team = team_function(name, index, count, (*_load("%extent", slot), *share_of("%extent")), part, sizes)
-    return f"{_extent_function(f'{name}.extent{index}', loop.extent, emitter)}\n\n{team}", call
+    return f"{extent_function(f'{name}.extent{index}', loop.extent, emitter)}\n\n{team}", call
 
 
 def limit_part(name: str, index: int, limit: tuple[int, int], emitter: BodyEmitter) -> tuple[str, str]:
@@ -129,10 +129,11 @@ def limit_part(name: str, index: int, limit: tuple[int, int], emitter: BodyEmitt
             f"take{index}:",
         )
     )
-    return _extent_function(f"{name}.limited{index}", extent, emitter), call
+    return extent_function(f"{name}.limited{index}", extent, emitter), call
 
 
-def _extent_function(symbol: str, extent: int, emitter: BodyEmitter) -> str:
+def extent_function(symbol: str, extent: int, emitter: BodyEmitter) -> str:
+    """The function `symbol` of the sizes that computes an extent."""
     writer = FunctionWriter()
     value = emitter.replace(writer=writer).evaluate(dim_expr(extent))
     writer.put(f"ret i64 {value.text}")

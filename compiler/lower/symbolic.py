@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from operator import attrgetter
 
+from retune.compiler.core.errors import ScheduleError
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.dims import Assumptions
 from retune.compiler.ir.dot import Pair
@@ -33,13 +34,14 @@ from retune.compiler.lower.kept_rows import KeptRows, UnkeptError, keep_rows
 from retune.compiler.lower.passes import LoopPass
 from retune.compiler.lower.pipeline import cpu_passes
 from retune.compiler.lower.symbolic_loops import bound_loop
+from retune.compiler.lower.symbolic_scan import lower_scan, split_scan
 from retune.compiler.schedule.axis_classes import AxisClass, SymbolicProgram
 from retune.compiler.schedule.blocks import MARK, MOST, BlockSize, block_of, stand_in
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.layout import LayoutRewriteOption
 from retune.compiler.schedule.steps import SizeLimit, Step, programs_of
 from retune.compiler.te.symbols import symbols_of
-from retune.compiler.te.tensor import RANKS, SCATTERS, ComputeOp, PlaceholderOp, Tensor, post_order
+from retune.compiler.te.tensor import RANKS, SCATTERS, ExternOp, ScanOp, Tensor, post_order
 
 _MARGIN = 16 << 10
 """Bytes of the stack that code generation and LLVM may use beside the buffers of a block."""
@@ -70,8 +72,8 @@ def lower_symbolic(
     A value says why a program is not taken. Raises: DefinitionError, LoweringError as for fixed extents; ScheduleError
     when the steps do not fit.
     """
-    if not all(isinstance(op, ComputeOp | PlaceholderOp) for op in post_order(tensors)):
-        return Unsupported(f"{name}: it calls a function or makes steps")
+    if any(isinstance(op, ExternOp) for op in post_order(tensors)):
+        return Unsupported(f"{name}: it calls a function")
     # The stack of a block is checked when the rows that it keeps are known.
     passes = cpu_passes(replace(hardware, stack_bytes=sys.maxsize), layout, dots)
     # No extent is negative, whatever its formula says, so no divisor that is made of extents is 0.
@@ -82,7 +84,12 @@ def lower_symbolic(
 def _lower_all(
     tensors: Sequence[Tensor], name: str, hardware: HardwareParams, passes: Sequence[LoopPass], steps: Sequence[Step]
 ) -> LoopFunction | Unsupported:
-    """The kernel of the programs in `steps`. Raises: ScheduleError."""
+    """The kernel of the programs in `steps`, or of a scan in its default schedule. Raises: ScheduleError."""
+    scans = [op for op in post_order(tensors) if isinstance(op, ScanOp)]
+    if scans and steps:
+        raise ScheduleError(f"{name}: a scan of a symbolic number of steps has its default schedule")
+    if scans:
+        return _lower_scan(tensors, scans[0], name, hardware, passes)
     programs = programs_of(steps)
     functions = []
     for own, _ in programs:
@@ -130,6 +137,26 @@ def _lower_steps(
     short = prod(fits(extent, most) for extent, most in result.limits)
     body = block(*_only(short, result.body), *_only(1 - short, other.body))
     return replace(result, body=body, limits=())
+
+
+def _lower_scan(
+    tensors: Sequence[Tensor], scan: ScanOp, name: str, hardware: HardwareParams, passes: Sequence[LoopPass]
+) -> LoopFunction | Unsupported:
+    """The kernel of a program with a scan, cut around it."""
+
+    def lower_part(part: Sequence[Tensor]) -> LoopFunction:
+        function = _lower_all(part, name, hardware, passes, ())
+        if isinstance(function, Unsupported):
+            raise _UnsupportedError(function.reason)
+        return function
+
+    split = split_scan(tensors, scan)
+    if split is None:
+        return Unsupported(f"{name}: a step of a scan has an axis of a symbolic extent")
+    try:
+        return lower_scan(split, name, hardware, passes, lower_part)
+    except _UnsupportedError as error:
+        return Unsupported(str(error))
 
 
 def _lower_program(

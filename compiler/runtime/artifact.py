@@ -117,10 +117,10 @@ class KernelArtifact:
     """Object code of one kernel and its buffers. For a GPU, `device` says how to run it; the following is about CPUs.
 
     The C symbol is `int32_t NAME(void** buffers, int32_t num_threads, int64_t size …)`, with the values of `symbols`,
-    on which shapes of `args` may depend; most kernels have none. `sizes` are values of theirs, in
-    order, where the kernel is for one shape. `buffers` holds the addresses of `args` in
-    order (inputs, then outputs), then a workspace of `workspace_bytes` (null if that is 0). 0 = success. `calls` are
-    the registered functions that it calls, which the loading process must have.
+    on which shapes of `args` and `workspace_bytes` may depend; most kernels have none. `sizes` are values of theirs, in
+    order, where the kernel is for one shape. `buffers` holds the addresses of `args` in order (inputs, then outputs),
+    then a workspace of `workspace_bytes` (null if that is 0). 0 = success. `calls` are the registered functions that it
+    calls, which the loading process must have.
     """
 
     name: str
@@ -150,7 +150,9 @@ class KernelArtifact:
             if min(shape, default=0) < 0 or max(shape, default=0) >= MOST_SIZE:
                 raise ArtifactError(f"kernel {self.name}, argument {arg.name}: no array has the shape {list(shape)}")
         args = (replace(arg, shape=shape) for arg, shape in zip(self.args, shapes, strict=True))
-        return replace(self, args=tuple(args), sizes=tuple(sizes[name] for name in self.symbols))
+        workspace = _number(self.workspace_bytes, sizes)
+        numbers = tuple(sizes[name] for name in self.symbols)
+        return replace(self, args=tuple(args), workspace_bytes=workspace, sizes=numbers)
 
     def sizes_of(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """The values of the symbols that are extents of arguments by themselves, from the first arguments' shapes."""
@@ -187,7 +189,7 @@ def kernel_row(kernel: KernelArtifact) -> dict[str, Any]:
     return {
         "name": kernel.name,
         "target": kernel.target,
-        "workspace_bytes": kernel.workspace_bytes,
+        "workspace_bytes": dim_to_json(kernel.workspace_bytes),
         "args": [{**asdict(arg), "shape": list(map(dim_to_json, arg.shape))} for arg in kernel.args],
         "calls": [_call_row(call) for call in kernel.calls],
         **({"symbols": kernel.symbols} if kernel.symbols else {}),
@@ -225,7 +227,7 @@ def kernel_of(row: JsonObject, object_code: bytes) -> KernelArtifact:
     calls = tuple(_call_of(call) for call in row.get("calls", ()))
     device = _device_of(row["device"]) if "device" in row else None
     symbols = tuple(map(string, row.get("symbols", ())))
-    workspace_bytes = int(row["workspace_bytes"])
+    workspace_bytes = dim_from_json(row["workspace_bytes"])
     return KernelArtifact(row["name"], object_code, args, workspace_bytes, row["target"], calls, device, symbols)
 
 

@@ -185,21 +185,23 @@ class Kernel:
         Raises: ArtifactError when a buffer does not fit, or there is no memory for the workspace.
         """
         sizes = sizes or dict(zip(self.artifact.symbols, self.artifact.sizes, strict=False))
-        name, specs = self.artifact.name, self.artifact.at(sizes).args
+        artifact = self.artifact.at(sizes)
+        name, specs = artifact.name, artifact.args
         check_count(name, specs, len(buffers), workspace=True)
         threads = check_threads(name, threads)
         addresses = [address_of(name, spec, buffer) for spec, buffer in zip(specs, buffers, strict=False)]
         check_overlap(name, specs, addresses)
-        workspace: Buffer = buffers[-1] if len(buffers) > len(specs) else self._workspace()
+        workspace: Buffer = buffers[-1] if len(buffers) > len(specs) else _workspace(artifact)
         addresses.append(workspace if isinstance(workspace, int) else workspace.ctypes.data)
         pointers = (ctypes.c_void_p * len(addresses))(*addresses)
         symbols = self.artifact.symbols
         values = (ctypes.c_int64 * len(symbols))(*(sizes[symbol] for symbol in symbols))
         return BoundKernel(self, pointers, threads, (*buffers[: len(specs)], workspace), values)
 
-    def _workspace(self) -> Buffer:
-        size = self.artifact.workspace_bytes
-        return aligned_array((size,), "uint8") if size else 0
+
+def _workspace(artifact: KernelArtifact) -> Buffer:
+    size = artifact.workspace_bytes
+    return aligned_array((size,), "uint8") if size else 0
 
 
 class LoadedKernels(Mapping[str, Kernel]):

@@ -139,10 +139,10 @@ def check_reads(name: str, body: Expr, *, complete: bool = False) -> None:
         if not getattr(read.tensor.op, "index_checked", True):
             continue  # it is read in the layout it had before
         for dim, (index, extent) in enumerate(zip(read.indices, read.tensor.shape, strict=True)):
+            if dim == 0 and is_earlier(read) and not complete:
+                continue
             if _is_symbolic(index) or isinstance(extent, Dim):
                 _check_symbolic(name, f"index {dim} of {read}", affine(index), extent)
-                continue
-            if dim == 0 and is_earlier(read) and not complete:
                 continue
             # Intervals first; an undecided index is evaluated at all points, if these are few.
             limits = _range(index) or _enumerate_values(index)
@@ -180,14 +180,14 @@ def _is_symbolic(index: Expr) -> bool:
 
 
 def _check_symbolic(name: str, what: str, form: IndexForm, extent: int) -> None:
-    """Refuse an index that is not proved to be inside of `extent`; an index that depends on data is trusted."""
+    """Refuse an index that is not proved to be inside of `extent`; what depends on data or steps is trusted."""
     low = high = form.const
     for atom, coefficient in form.terms.items():
         match atom:
             case Axis():
                 last = coefficient * (atom.extent - 1)
                 low, high = (low, high + last) if coefficient > 0 else (low + last, high)
-            case Var():
+            case Var() if atom.name.isidentifier():
                 value = coefficient * Dim.symbol(atom.name)
                 low, high = low + value, high + value
             case _:

@@ -9,6 +9,7 @@ from typing import overload
 
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.affine import affine
+from retune.compiler.ir.dims import may_be_positive
 from retune.compiler.ir.expr import Expr, Var
 from retune.compiler.ir.visit import find, substitute, transform
 from retune.compiler.te.checks import checked_attributes, checked_name, with_tag
@@ -129,7 +130,7 @@ def _check(name: str, inits: Sequence[Tensor], updates: Sequence[Tensor], states
             raise DefinitionError(
                 f"{name}: its states differ in the number of elements along the first axis, or of first elements"
             )
-        if not init.shape[0] < state.shape[0]:
+        if not may_be_positive(state.shape[0] - init.shape[0]):
             raise DefinitionError(f"{name}: {init} leaves no step of {state} to compute")
     if any(state.op in post_order(inits) for state in states):
         raise DefinitionError(f"{name}: the first values read a state")

@@ -5,7 +5,9 @@ meaning of such a definition for given values of the symbols is that of `instant
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from retune.compiler.core.errors import DefinitionError
@@ -19,6 +21,7 @@ from retune.compiler.te.tensor import (
     ComputeOp,
     Operation,
     PlaceholderOp,
+    ScanOp,
     Tensor,
     TensorRead,
     post_order,
@@ -84,17 +87,18 @@ def rebuild(
     rule_of: Callable[[ComputeOp], Callable[[Expr], Expr | None]],
     body_of: Callable[[ComputeOp], Expr] = attrgetter("body"),
     inlined: Collection[Operation] = (),
+    replaced: Mapping[Tensor, Tensor] = MappingProxyType({}),
 ) -> list[Tensor]:
     """The tensors with other shapes of inputs, and with the axes and bodies that the rule of an operation makes of its
     axes and of `body_of` it, see `transform`; an axis whose rule gives another expression is left out. Operations that
-    are `inlined`, none of them a reduction, are computed where they are read.
+    are `inlined`, none of them a reduction, are computed where they are read; `replaced` tensors are other tensors.
 
     Raises: DefinitionError for a function that is called.
     """
     new: dict[Operation, Operation] = {}
 
     def new_tensor(tensor: Tensor) -> Tensor:
-        return Tensor(new[tensor.op], tensor.value_index)
+        return replaced[tensor] if tensor in replaced else Tensor(new[tensor.op], tensor.value_index)
 
     def read(node: TensorRead) -> Expr:
         source = new_tensor(node.tensor)
@@ -110,8 +114,11 @@ def rebuild(
                 new[op] = PlaceholderOp(op.name, shape_of(op), op.dtype, op.index_checked)
             case ComputeOp():
                 new[op] = _rebuilt(op, body_of(op), new_tensor, read, rule_of(op))
+            case ScanOp():
+                inits, states, updates = (tuple(map(new_tensor, group)) for group in (op.inits, op.states, op.updates))
+                new[op] = replace(op, inits=inits, states=states, updates=updates)
             case _:
-                raise DefinitionError(f"{op.name} calls a function or makes steps, which take no symbolic extents")
+                raise DefinitionError(f"{op.name} calls a function, which takes no symbolic extents")
     return [new_tensor(tensor) for tensor in tensors]
 
 

@@ -97,6 +97,8 @@ class SymbolicPlan:
             return
         if len(call.buffers) != len(kernel.args) or not set(kernel.symbols) <= set(self.symbols):
             raise ArtifactError(f"{where}: it takes {len(kernel.args)} buffers and sizes of {list(kernel.symbols)}")
+        if not {name for dim in dims_of((kernel.workspace_bytes,)) for name in dim.symbols} <= set(kernel.symbols):
+            raise ArtifactError(f"{where}: its workspace has {kernel.workspace_bytes} bytes")
         memory = [(spec.storage, slot) for spec, slot in ((self.plan.root(n), self.slots[n]) for n in call.buffers)]
         for index, (number, arg) in enumerate(zip(call.buffers, kernel.args, strict=True)):
             spec = self.plan.buffers[number]

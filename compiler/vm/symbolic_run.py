@@ -51,12 +51,15 @@ class PlanShapes:
             if call.kernel in kernels:
                 for arg in kernels[call.kernel].artifact.args:
                     list(map(self._add, arg.shape))
+        self._workspaces = np.array(
+            [self._add(kernel.artifact.workspace_bytes) for kernel in kernels.values()], np.intp
+        )
         self.symbols = symbolic.symbols
         self.values: Array = np.zeros(len(self._formulas), np.int64)
         self.nbytes: Array = np.zeros(len(plan.buffers), np.int64)
         self.offsets: Array = np.zeros(len(plan.buffers), np.int64)
         """Where buffers with a slot begin in the arena."""
-        self.arena_bytes = 0
+        self.arena_bytes = self.workspace_bytes = 0
         self.sizes: Array = np.zeros(len(self.symbols), np.int64)
         self._known: list[tuple[int, ...]] | None = None
         self._fits = False
@@ -118,6 +121,7 @@ class PlanShapes:
         has_slot = self._slots >= 0
         self.offsets[has_slot] = begins[self._slots[has_slot]]
         self.arena_bytes = int(slots[:-1].sum())
+        self.workspace_bytes = int(self.values[self._workspaces].max(initial=0))
         return True
 
 
@@ -160,7 +164,6 @@ class SymbolicRun:
         self._arena = Workspace() if groups else resources.arena
         self._array_of = resources.allocator.array
         self._workspace = resources.workspace
-        self._workspace_bytes = max((kernel.artifact.workspace_bytes for kernel in kernels.values()), default=0)
         self._dtypes = [np.dtype(spec.dtype) for spec in plan.buffers]
         self._constants = dict(constants)
         self._bases: Array = np.zeros(len(plan.buffers) + 1, np.uint64)
@@ -212,7 +215,7 @@ class SymbolicRun:
             if root.kind is BufferKind.OUTPUT and self._owners[root.storage] == index:
                 bases[root.storage] = begin
         bases[self._in_arena] = shapes.offsets[self._in_arena] + self._arena.address(shapes.arena_bytes)
-        bases[-1] = self._workspace.address(self._workspace_bytes)
+        bases[-1] = self._workspace.address(shapes.workspace_bytes)
         for step in self._steps:
             if isinstance(step, _Kernels):
                 np.take(bases, step.arguments, out=step.sequence.addresses)

@@ -39,7 +39,7 @@ def run_shard(worker: WorkerProcess, seed: int, count: int) -> Counter[str]:
     facts: Counter[str] = Counter()
     for number in range(count):
         rng = np.random.default_rng([seed, number])
-        dag = random_scan(rng)
+        dag = ComputeDAG(random_scan(rng))
         hardware = hardware_of(Target.host(), 3)
         steps = default_steps(dag, hardware) if number % 3 == 0 else wild_steps(dag, rng)
         verdict = judged(worker, dag, steps, number, 1 + 2 * (number % 2))

@@ -63,8 +63,8 @@ def test_thousands_of_symbolic_kernels_compute_the_definition(batch: int) -> Non
 
 def test_the_random_programs_include_every_kind() -> None:
     names = {random_symbolic_program(np.random.default_rng(seed))[-1].name for seed in range(60)}
-    assert {"y", "z", "o", "joined", "biased", "masked"} <= names
-    assert len(PROGRAMS) == 8
+    assert {"y", "z", "o", "joined", "biased", "masked", "last"} <= names
+    assert len(PROGRAMS) == 9
 
 
 def _product(rows: int, depth: int = 24, columns: int = 70) -> Program:

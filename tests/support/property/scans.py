@@ -16,13 +16,14 @@ DTYPES = ("float32", "float32", "float64", "int32", "int64")
 EXTENTS = (1, 2, 3, 5, 8, 16, 17, 33)
 
 
-def random_scan(source: Source) -> ComputeDAG:
-    """A scan over one to three states, whose floats stay within -1 and 1."""
+def random_scan(source: Source, count: int | None = None) -> list[Tensor]:
+    """A scan over one to three states, whose floats stay within -1 and 1, of a few steps or of `count`."""
     steps, first = int(source.integers(3, 7)), int(source.integers(1, 3))
+    steps = steps if count is None else first + count
     dtype, rows, width = str(source.choice(DTYPES)), int(source.choice(EXTENTS[:4])), int(source.choice(EXTENTS))
     shape = (steps, rows, width)
-    count = int(source.integers(1, 4))
-    states = [te.placeholder(shape, dtype, f"s{index}") for index in range(count)]
+    number_of_states = int(source.integers(1, 4))
+    states = [te.placeholder(shape, dtype, f"s{index}") for index in range(number_of_states)]
     x = te.placeholder((steps + 1, rows, width), dtype, "x")
     start = te.placeholder((first, rows, width), dtype, "start")
     inits: list[Tensor] = [start for _ in states]
@@ -34,8 +35,8 @@ def random_scan(source: Source) -> ComputeDAG:
         t, i, j = point
         back = int(source.integers(1, first + 1))
         options = [
-            lambda: states[int(source.integers(count))][t - back, i, j],
-            lambda: states[int(source.integers(count))][t - back, i, (j + 1) % width],
+            lambda: states[int(source.integers(number_of_states))][t - back, i, j],
+            lambda: states[int(source.integers(number_of_states))][t - back, i, (j + 1) % width],
             lambda: x[t + int(source.integers(0, 2)), i, j],
             lambda: outside[i, j],
             *(lambda tensor=tensor: tensor[t, i, j] for tensor in made),
@@ -54,19 +55,19 @@ def random_scan(source: Source) -> ComputeDAG:
                 )
             )
     updates: list[Tensor] = []
-    if count > 1 and source.random() < 0.5:
+    if number_of_states > 1 and source.random() < 0.5:
         updates += te.compute(
             shape,
             lambda *p: (operand(made, p), small(operand(made, p) - operand(made, p))),
             "pair",
         )
-    for number in range(len(updates), count):
+    for number in range(len(updates), number_of_states):
         own = [*made, *updates]
         updates.append(te.compute(shape, lambda *p, own=own: small(operand(own, p) + operand(own, p)), f"u{number}"))
     results = te.scan(inits, updates, states, name="scan")
     last = te.compute((rows, width), lambda i, j: results[0][steps - 1, i, j] + outside[i, j], "last")
     outputs = [result for result in results if source.random() < 0.4]
-    return ComputeDAG([*inputs, *outputs, last])
+    return [*inputs, *outputs, last]
 
 
 def _product(

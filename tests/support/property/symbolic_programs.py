@@ -22,6 +22,7 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.symbols import symbols_of
 from retune.compiler.te.tensor import PlaceholderOp, Tensor
+from tests.support.property.scans import random_scan
 
 _FILLERS = (CANARY, 0xFF)
 Program = list[Tensor]
@@ -219,7 +220,12 @@ def moved(rng: np.random.Generator) -> Program:
     return [table, ids, te.compute((m, n, inner), lambda i, j, c: table[ids[i, j], c] + 1.0, "y")]
 
 
-PROGRAMS = (dense, batch_matmul, elementwise, reduction, softmax, attention, norm, moved)
+def scan(rng: np.random.Generator) -> Program:
+    """A recurrence of a symbolic number of steps."""
+    return random_scan(rng, te.symbol("n"))
+
+
+PROGRAMS = (dense, batch_matmul, elementwise, reduction, softmax, attention, norm, moved, scan)
 
 
 def random_symbolic_program(rng: np.random.Generator) -> Program:
