@@ -80,8 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             wanted = [variant for variant in VARIANTS if run.wants(f"{name}: {variant}")]
             if wanted:
                 with open_workers(threads) as workers:
-                    for figure in figures(name, wanted, threads, workers, run):
-                        run.write(figure)
+                    run.write_all(figures(name, wanted, threads, workers, run))
 
 
 def figures(name: str, variants: Sequence[str], threads: int, workers: Workers, run: Run) -> Iterator[Figure]:

@@ -25,8 +25,7 @@ from retune.compiler.runtime.function import KernelFunction
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the lines."""
     run = parse(__doc__, argv, seconds=2, seconds_help="timing for each figure")
-    for figure in figures(run):
-        run.write(figure)
+    run.write_all(figures(run))
 
 
 def figures(run: Run) -> Iterator[Figure]:

@@ -54,20 +54,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in filter(run.wants, CASES):
         case = CASES[name]
         task, steps = scheduled(case, case.problem.graph(), 1)
-        for figure in totals(name, *compile_all(task, [steps] * run.options["programs"], run.seconds)):
-            run.write(figure)
+        run.write_all(totals(name, *compile_all(task, [steps] * run.options["programs"], run.seconds)))
     samples: list[Sample] = []
     failures = 0
     for task in extract_network("resnet18", str(Target.host()), 2).tasks:
         if "conv2d" not in task.name or not run.wants(task.name):
             continue
         found, failed = compile_all(task, searched(task, run), run.seconds)
-        for figure in totals(task.name, found, failed):
-            run.write(figure)
+        run.write_all(totals(task.name, found, failed))
         samples += found
         failures += failed
-    for figure in totals(SEARCHED, samples, failures):
-        run.write(figure)
+    run.write_all(totals(SEARCHED, samples, failures))
 
 
 def searched(task: SearchTask, run: Run) -> list[tuple[Step, ...]]:

@@ -110,8 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print one JSON line a case, type and backend."""
     run = parse(__doc__, argv, seconds=1.0, seconds_help="seconds of timing for each contender")
     for name in filter(run.wants, CASES):
-        for figure in figures(name, CASES[name], run.seconds):
-            run.write(figure)
+        run.write_all(figures(name, CASES[name], run.seconds))
 
 
 def figures(name: str, case: Case, seconds: float) -> Iterator[Figure]:

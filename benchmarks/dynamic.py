@@ -66,8 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 bench = Bench(name, CASES[name], threads, run, Path(folder))
                 for part, figures in PARTS.items():
                     if part not in _done(run.out, name, threads):
-                        for figure in figures(bench):
-                            run.write(figure)
+                        run.write_all(figures(bench))
 
 
 def _done(out: Path | None, name: str, threads: int) -> set[str]:

@@ -30,8 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         options={"nodes": (200, "calls in the graph")},
     )
     if run.wants(CASE):
-        for figure in figures(run):
-            run.write(figure)
+        run.write_all(figures(run))
 
 
 def figures(run: Run) -> Iterator[Figure]:

@@ -33,8 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for rows in ROWS:
         for threads in run.threads:
             if run.wants(f"rows{rows}"):
-                for figure in _figures(rows, size, layers, threads, run.seconds):
-                    run.write(figure)
+                run.write_all(_figures(rows, size, layers, threads, run.seconds))
 
 
 def _figures(rows: int, size: int, layers: int, threads: int, seconds: float) -> Iterator[Figure]:

@@ -208,8 +208,7 @@ def write(run: Run, case: str, limits: Limits, figures: Iterator[Figure]) -> Non
         run.write(failure_line(case, Failed(OURS, "the budget is spent"), {}))
         return
     try:
-        for figure in figures:
-            run.write(figure)
+        run.write_all(figures)
     except Exception as failure:  # one operator's may be anything, and the others are still to be measured
         run.write(failure_line(case, failed_by(OURS, failure), {}))
         if isinstance(failure, DeviceError) and failure.lasting:

@@ -62,8 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             sys.exit(f"ptxas does not know {arch}")
         for name, case in CASES.items():
             for mode in (mode for mode in case.modes if mode in modes and run.wants(f"{name}_{mode}")):
-                for figure in figures(name, case, mode, arch, run.options["programs"]):
-                    run.write(figure)
+                run.write_all(figures(name, case, mode, arch, run.options["programs"]))
 
 
 def task_of(name: str, case: GpuCase, mode: str, arch: str) -> SearchTask:

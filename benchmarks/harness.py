@@ -12,7 +12,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -102,6 +102,17 @@ class Run:
         if self.plot:
             drawn = [each for each in self.figures if math.isfinite(each.value)]
             self.plot.write_text(self.draw(self.title, drawn), encoding="utf-8")
+
+    def write_all(self, figures: Iterable[Figure]) -> None:
+        """Write each figure as soon as it is there."""
+        for figure in figures:
+            self.write(figure)
+
+    def write_cases(self, cases: Iterable[str], figures: Callable[[str, int, "Run"], Iterable[Figure]]) -> None:
+        """Write `figures(case, threads, run)` of the cases that are wanted, for each number of threads."""
+        for threads in self.threads:
+            for case in filter(self.wants, cases):
+                self.write_all(figures(case, threads, self))
 
 
 def parse(

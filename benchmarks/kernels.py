@@ -27,10 +27,7 @@ at the most.
 def main(argv: Sequence[str] | None = None) -> None:
     """Print a JSON line for every case, library and thread count."""
     run = parse(__doc__, argv, seconds=0.5, seconds_help="seconds of timing for each contender", threads=(1, 2))
-    for threads in run.threads:
-        for name in filter(run.wants, CASES):
-            for figure in figures(name, threads, run):
-                run.write(figure)
+    run.write_cases(CASES, figures)
 
 
 def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:

@@ -41,10 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     spins = {"spins": ("N,N", f"values of GOMP_SPINCOUNT to compare with; {LIBGOMP}")}
     help_ = "seconds for each contender beside each load"
     run = parse(__doc__, argv, seconds=2.5, seconds_help=help_, threads=(2,), texts=spins)
-    for threads in run.threads:
-        for name in filter(run.wants, CASES):
-            for figure in figures(name, threads, run):
-                run.write(figure)
+    run.write_cases(CASES, figures)
 
 
 def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:

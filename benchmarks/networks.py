@@ -52,10 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = {"compiled": (1, "whether PyTorch's compiler, which takes a minute a network, takes part")}
     help_ = "seconds of tuning for each network"
     run = parse(__doc__, argv, seconds=60, seconds_help=help_, threads=(1, 2), options=options)
-    for threads in run.threads:
-        for name in filter(run.wants, zoo.NAMES):
-            for figure in figures(name, threads, run):
-                run.write(figure)
+    run.write_cases(zoo.NAMES, figures)
 
 
 @dataclass(frozen=True, slots=True)

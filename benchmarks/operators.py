@@ -16,7 +16,7 @@ from benchmarks.harness import Figure, Run, parse
 from benchmarks.operator_networks import OPERATORS, operator_network
 from benchmarks.peak import measured_peak
 from benchmarks.peers import KERNEL, Peer, peer_environment
-from benchmarks.tuning import Workers, open_workers, tune
+from benchmarks.tuning import Workers, tune, write_tuned
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.measure.processes.worker_process import WorkerProcess
 
@@ -24,11 +24,7 @@ from retune.compiler.measure.processes.worker_process import WorkerProcess
 def main(argv: Sequence[str] | None = None) -> None:
     """Print five JSON lines an operator and thread count, six for matrix products."""
     run = parse(__doc__, argv, seconds=15, seconds_help="seconds of tuning for each operator", threads=(1, 2))
-    for threads in run.threads:
-        with open_workers(threads) as workers:
-            for name in filter(run.wants, OPERATORS):
-                for figure in figures(name, threads, workers, run):
-                    run.write(figure)
+    write_tuned(run, OPERATORS, figures)
 
 
 def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Figure]:

@@ -34,10 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         threads=(2,),
         options={"batch": (BATCH, "most programs in a round")},
     )
-    for threads in run.threads:
-        for name in filter(run.wants, CASES):
-            for figure in figures(name, threads, run):
-                run.write(figure)
+    run.write_cases(CASES, figures)
 
 
 def arguments(network: str, threads: int, minutes: float, batch: int, home: Path) -> dict[str, Any]:

@@ -33,10 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     texts = {"tuned": ("FOLDER", "take tuned networks from here, NAME.retune, and tune nothing")}
     help_ = "seconds of tuning for each network"
     run = parse(__doc__, argv, seconds=60, seconds_help=help_, threads=(1, 2), texts=texts)
-    for threads in run.threads:
-        for name in filter(run.wants, zoo.NAMES):
-            for figure in figures(name, threads, run):
-                run.write(figure)
+    run.write_cases(zoo.NAMES, figures)
 
 
 def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:

@@ -37,10 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         threads=(1,),
         options={"batch": (BATCH, "programs to measure")},
     )
-    for threads in run.threads:
-        for name in filter(run.wants, CASES):
-            for figure in figures(name, threads, run):
-                run.write(figure)
+    run.write_cases(CASES, figures)
 
 
 def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:

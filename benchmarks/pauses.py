@@ -37,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     run = parse(__doc__, argv, seconds=6, seconds_help="of each contender", threads=(2,), options=options)
     for name in filter(run.wants, zoo.NAMES):
         for threads in run.threads:
-            for figure in figures(name, threads, run):
-                run.write(figure)
+            run.write_all(figures(name, threads, run))
 
 
 def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:

@@ -106,8 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         options={"programs": (10_000, "programs to search for"), "batch": (64, "programs in a round")},
     )
     for name in filter(run.wants, NETWORKS):
-        for figure in measure(name, run):
-            run.write(figure)
+        run.write_all(measure(name, run))
 
 
 if __name__ == "__main__":

@@ -169,8 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         options={"programs": (2048, "programs scored at once")},
     )
     for name in filter(run.wants, CONVOLUTIONS):
-        for figure in figures(name, run):
-            run.write(figure)
+        run.write_all(figures(name, run))
 
 
 if __name__ == "__main__":

@@ -43,8 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         network = retune.compile(zoo.build(name), threads=run.threads[0], store=folder)
         path = network.save(Path(folder) / f"{name}.retune")
-        for figure in figures(run, name, path):
-            run.write(figure)
+        run.write_all(figures(run, name, path))
 
 
 def figures(run: Run, name: str, path: Path) -> Iterator[Figure]:

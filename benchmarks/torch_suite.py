@@ -85,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         outcomes = {}
         for name in names:
             outcomes[name] = outcome = run_apart(name, threads, run)
-            for figure in figures(name, threads, outcome, run.options["tune"]):
-                run.write(figure)
+            run.write_all(figures(name, threads, outcome, run.options["tune"]))
         if len(outcomes) > 1:
             run.write(_summary(threads, outcomes))
 

@@ -25,7 +25,7 @@ from benchmarks.metaschedule import TVM, MetaSchedule, Point
 from benchmarks.peak import measured_peak
 from benchmarks.peers import peer_environment, relative_error
 from benchmarks.problems import Convolution, LayerNorm, Problem, Softmax, random_inputs
-from benchmarks.tuning import BATCH, SHORTLIST, Workers, open_workers, play_round
+from benchmarks.tuning import BATCH, SHORTLIST, Workers, play_round, write_tuned
 from retune.compiler.core import config
 from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
@@ -110,11 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         texts={"tvm": ("PYTHON", "an interpreter that has TVM with MetaSchedule; left out: no TVM")},
         draw=curve_chart,
     )
-    for threads in run.threads:
-        with open_workers(threads) as workers:
-            for name in filter(run.wants, OPERATORS):
-                for figure in figures(name, threads, workers, run):
-                    run.write(figure)
+    write_tuned(run, OPERATORS, figures)
 
 
 def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Figure]:

@@ -4,11 +4,12 @@ Policy, model, workers and the choice of the best programs are those of the flow
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
+from benchmarks.harness import Figure, Run
 from retune.compiler.core import config
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.options import network_options
@@ -77,6 +78,14 @@ def open_workers(threads: int, constant_bytes: int = 0) -> Iterator[Workers]:
     """
     with LocalMeasurer.with_options(network_options(threads, constant_bytes)) as measurer:
         yield Workers(measurer)
+
+
+def write_tuned(run: Run, cases: Iterable[str], figures: Callable[[str, int, Workers, Run], Iterable[Figure]]) -> None:
+    """Write `figures(case, threads, workers, run)` of the cases that are wanted, for each number of threads."""
+    for threads in run.threads:
+        with open_workers(threads) as workers:
+            for case in filter(run.wants, cases):
+                run.write_all(figures(case, threads, workers, run))
 
 
 def begin_tuning(network: ExtractedNetwork, seed: int = 0, search: SearchOptions | None = None) -> Tuning:

@@ -32,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     run = parse(__doc__, argv, seconds=120, seconds_help="seconds of each command", threads=(1, 2), options=options)
     for name in drawn(run.options["count"], run.options["seed"]):
         for threads in run.threads if run.wants(name) else ():
-            for figure in figures(name, threads, run):
-                run.write(figure)
+            run.write_all(figures(name, threads, run))
 
 
 def drawn(count: int, seed: int) -> list[str]:

@@ -81,8 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print two or three JSON lines a case."""
     run = parse(__doc__, argv, seconds=0.5, seconds_help="seconds of timing for each contender")
     for case in filter(run.wants, RANGES):
-        for figure in figures(case, run.seconds):
-            run.write(figure)
+        run.write_all(figures(case, run.seconds))
 
 
 def figures(case: str, seconds: float) -> Iterator[Figure]:

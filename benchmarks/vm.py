@@ -50,14 +50,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     for threads in run.threads:
         if run.wants("mlp"):
-            for figure in known_shapes(run, threads):
-                run.write(figure)
+            run.write_all(known_shapes(run, threads))
         if run.wants("loop"):
-            for figure in iterations(run, threads):
-                run.write(figure)
+            run.write_all(iterations(run, threads))
         if run.wants("gpt2_greedy"):
-            for figure in greedy(run, threads):
-                run.write(figure)
+            run.write_all(greedy(run, threads))
 
 
 def known_shapes(run: Run, threads: int) -> Iterator[Figure]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.harness import Figure, Run, interleaved, parse
 from benchmarks.kernel_timing import bound_kernel
-from benchmarks.tuning import Workers, open_workers, search
+from benchmarks.tuning import Workers, search, write_tuned
 from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.graph.builder import GraphBuilder
@@ -61,11 +61,7 @@ class Way:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print a JSON line for every layer, way and thread count."""
     run = parse(__doc__, argv, seconds=60, seconds_help="seconds of tuning for each way", threads=(1, 2))
-    for threads in run.threads:
-        with open_workers(threads) as workers:
-            for name in filter(run.wants, LAYERS):
-                for figure in figures(name, threads, workers, run):
-                    run.write(figure)
+    write_tuned(run, LAYERS, figures)
 
 
 def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Figure]:
