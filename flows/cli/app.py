@@ -14,7 +14,7 @@ import typer
 
 from retune.compiler.core import config
 from retune.flows.cli import exits
-from retune.flows.cli.commands.output import Group, complain, warn_in_one_line
+from retune.flows.cli.commands.output import Commands, Group, complain, warn_in_one_line
 from retune.flows.cli.launch import set_handler
 from retune.flows.cli.toplevel import run_guarded
 
@@ -72,7 +72,7 @@ def load(name: str) -> Any:
     module, _, attribute = COMMANDS[name][0].partition(":")
     command = getattr(importlib.import_module(f"retune.flows.cli.commands.{module}"), attribute)
     if not isinstance(command, typer.Typer):
-        function, command = command, typer.Typer(rich_markup_mode=None, add_completion=False)
+        function, command = command, Commands(rich_markup_mode=None, add_completion=False)
         command.command(name)(function)
     return typer.main.get_command(command)
 

@@ -7,6 +7,7 @@ import pytest
 
 from retune.compiler.core.errors import StoreError
 from retune.flows.cli.commands.fleet import pools, worker
+from retune.flows.cli.commands.output import Output
 
 COMMANDS = [worker, pools]
 
@@ -15,7 +16,7 @@ COMMANDS = [worker, pools]
 def test_a_folder_that_cannot_be_made_is_one_sentence(command: Callable[..., None], folder: Path) -> None:
     (folder / "file").touch()
     with pytest.raises(StoreError, match=r"cannot use .*file/state as state folder"):
-        command(store=str(folder / "file" / "state"))
+        command(Output(), store=str(folder / "file" / "state"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -27,7 +28,7 @@ def test_a_url_is_not_taken_for_the_name_of_a_folder(
     monkeypatch.setattr("retune.flows.cli.worker.main", lambda *arguments: begun.append(arguments))
     monkeypatch.setattr("retune.flows.cli.pools.main", lambda *arguments: begun.append(arguments))
     before = set(folder.iterdir())
-    command(store="s3://bucket/folder")
-    command(store=f"file://{folder}/named")
+    command(Output(), store="s3://bucket/folder")
+    command(Output(), store=f"file://{folder}/named")
     assert len(begun) == 2
     assert {path.name for path in set(folder.iterdir()) - before} <= {"state", "named"}

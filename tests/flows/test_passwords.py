@@ -13,6 +13,7 @@ import pytest
 
 from retune.compiler.core.errors import StoreError
 from retune.flows.cli.commands.fleet import worker
+from retune.flows.cli.commands.output import Output
 from retune.flows.cli.commands.tune import tune
 from retune.flows.cli.worker import LineFormatter
 from retune.flows.doctor import services
@@ -54,8 +55,8 @@ def test_no_job_and_no_variable_shows_it_to_other_processes(monkeypatch: pytest.
     monkeypatch.setattr("retune.flows.cli.launch.use_prefect", lambda *_: None)
     monkeypatch.setattr("retune.flows.cli.commands.tune.run_flow", lambda *arguments: begun.append(arguments))
     monkeypatch.setattr("retune.flows.cli.worker.main", lambda *arguments: begun.append(arguments))
-    tune("mlp", store=PLACE)
-    worker(storage=PLACE)
+    tune(Output(), "mlp", store=PLACE)
+    worker(Output(), storage=PLACE)
     assert "s3cr3t" not in repr(begun)
     assert len(begun) == 2
 

@@ -31,7 +31,7 @@ from retune.compiler.tune.precision.choose import choose_for_network
 from retune.compiler.tune.precision.request import AUTO, PrecisionChoice, PrecisionRequest, require_precision
 from retune.compiler.vm.compiler import VMCompiler
 from retune.flows.cli.commands.arguments import Network, Shapes, Store, home_of, option_of
-from retune.flows.cli.commands.output import Json, Output, Quiet
+from retune.flows.cli.commands.output import Output
 from retune.flows.parameters import add_options
 from retune.storage.store_url import Place
 from retune.tasks.find_programs import best_programs, find_programs, threads_of_records
@@ -43,6 +43,7 @@ HOST = "llvm"
 
 
 def compile_network(
+    output: Output,
     network: Network,
     to: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file: .retune, or .so. Default: NAME.retune, here.")
@@ -54,14 +55,11 @@ def compile_network(
     *,
     shape: Shapes = None,
     store: Store = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
     **given: object,
 ) -> None:
     """Compile a network with the best records there are; only `--precision auto` measures. Prints which kernels have no
     record.
     """
-    output = Output(as_json, quiet)
     options = TuneOptions.of(config.load(), **given)
     require_precision(options, given)
     machine = Target(options.target or HOST)

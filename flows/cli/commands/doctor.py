@@ -9,19 +9,18 @@ from rich.console import Console
 
 from retune.flows.cli import exits
 from retune.flows.cli.commands.arguments import Store
-from retune.flows.cli.commands.output import Json, Mode, Output, Quiet, console_on
+from retune.flows.cli.commands.output import Mode, Output, console_on
 from retune.flows.doctor import machine, services
 from retune.flows.doctor.machine import Finding, Verdict
 
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 
 
-def doctor(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
+def doctor(output: Output, store: Store = None) -> None:
     """Check whether this machine is fit for tuning, and say what to do where it is not.
 
     The exit code is 1 when something fails; a warning is no failure.
     """
-    output = Output(as_json, quiet)
     # soft_wrap: advice is copied from the terminal, and a hard line break would cut commands in two.
     console = console_on(sys.stdout, soft_wrap=True)
     failed = False

@@ -10,13 +10,14 @@ from retune.compiler.core.errors import OptionError
 from retune.compiler.runtime.readable import milliseconds
 from retune.compiler.tune.explain import STAGES, Explanation
 from retune.flows.cli.commands.arguments import Shapes, Store, TargetText, Threads, home_of
-from retune.flows.cli.commands.output import Json, Output, Quiet
+from retune.flows.cli.commands.output import Output
 from retune.flows.cli.kernel_explainer import KernelExplainer
 from retune.storage.files import put
 from retune.tasks.report.kernel_page import kernel_page
 
 
 def explain(
+    output: Output,
     source: Annotated[str, typer.Argument(help="A network as for `retune compile`, a run's id, or `latest`.")],
     kernel: Annotated[str | None, typer.Argument(help="A kernel, or how its name begins. Default: list them.")] = None,
     stage: Annotated[
@@ -30,11 +31,8 @@ def explain(
     target: TargetText = None,
     shape: Shapes = None,
     store: Store = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Explain a kernel: its computation, schedule, every pass, code, hot loop, limit and search."""
-    output = Output(as_json, quiet)
     if kernel is not None and slowest is not None:
         raise OptionError("name a kernel, or ask for the slowest ones, not both")
     if stage is not None and stage not in STAGES:

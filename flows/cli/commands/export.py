@@ -34,13 +34,14 @@ from retune.compiler.runtime.kernel_row import CoverageReport
 from retune.compiler.tune.extract import extract_part
 from retune.flows.cli.commands.arguments import Shapes, Store, home_of, option_of
 from retune.flows.cli.commands.compile import HOST, coverage_fields
-from retune.flows.cli.commands.output import Json, Output, Quiet
+from retune.flows.cli.commands.output import Output
 from retune.flows.parameters import add_options
 from retune.storage.store_url import Place
 from retune.tasks.find_programs import find_programs
 
 
 def export(
+    output: Output,
     network: Annotated[
         str, typer.Argument(help="A name of the zoo, the path of an ONNX file, or a compiled network (.retune).")
     ],
@@ -48,12 +49,9 @@ def export(
     runtime: Annotated[str, typer.Option(help="What runs it: onnxruntime.")] = "onnxruntime",
     shape: Shapes = None,
     store: Store = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
     **given: object,
 ) -> None:
     """Export a network to ONNX Runtime: a model, and a library of its custom operators."""
-    output = Output(as_json, quiet)
     check_runtime(runtime)
     for path in (to, library_path(to)):
         require_writable(path)

@@ -12,7 +12,7 @@ import typer
 from retune.compiler.core import config
 from retune.flows.cli import launch
 from retune.flows.cli.commands.arguments import Store, state_folder_of
-from retune.flows.cli.commands.output import Json, Mode, Quiet
+from retune.flows.cli.commands.output import Output
 from retune.flows.cli.state_folder import check_state_folder
 from retune.storage.store_url import redact
 
@@ -20,6 +20,7 @@ DEVICE = "cpu"
 
 
 def worker(
+    output: Output,
     build: Annotated[bool, typer.Option("--build", help="Build programs, on all cores of this machine.")] = False,
     device: Annotated[
         str, typer.Option(help="Time programs, as a device of this key: cuda:1 on that GPU, else on the CPU.")
@@ -32,14 +33,12 @@ def worker(
         str | None, typer.Option(help="Folder that a Prefect fleet shares. Default: fleet/ in the state folder.")
     ] = None,
     store: Store = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Build or time programs for runs on other machines, until stopped.
 
     Without --build and --device it builds. Ctrl-C or SIGTERM ends it; another worker goes on with what it was doing.
     """
-    mode, settings = Mode.of(as_json, quiet), config.load()
+    mode, settings = output.mode, config.load()
     home = state_folder_of(store)
     job = {
         "fleet": fleet or settings.fleet or "prefect",
@@ -53,15 +52,14 @@ def worker(
 
 
 def pools(
+    output: Output,
     device: Annotated[
         list[str] | None, typer.Option(help="A device of this machine that gets a limit. Default: cpu.")
     ] = None,
     store: Store = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> int:
     """Create the work pools, queues and limits that deployments need on the Prefect server. What exists stays."""
-    mode = Mode.of(as_json, quiet)
+    mode = output.mode
     _prepare(state_folder_of(store), "stopped; the same command makes what is still missing")
     code: int = import_module("retune.flows.cli.pools").main(mode, device or [DEVICE])
     return code

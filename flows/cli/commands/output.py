@@ -4,6 +4,7 @@ What people read on stdout is there for machines too. Errors go to stderr, whate
 shown.
 """
 
+import inspect
 import json
 import logging
 import re
@@ -11,7 +12,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Self, TextIO
+from functools import wraps
+from typing import Annotated, Any, Self, TextIO, TypeVar
 
 import typer
 from rich import box
@@ -33,6 +35,7 @@ _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 """What a terminal obeys, or cannot show: names come from files of others."""
 
 Row = Mapping[str, Any]
+Command = TypeVar("Command", bound=Callable[..., object])
 
 
 class Mode(StrEnum):
@@ -107,6 +110,31 @@ class Output:
             for row in rows:
                 table.add_row(*(_text(column.cell(row)) for column in shown))
             console.print(table)
+
+
+class Commands(typer.Typer):
+    """Commands with an `output`, which the options `--json` and `--quiet` make."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Command], Command]:
+        """Register a function whose parameter `output` is an `Output`, under `name`; `options` are typer's."""
+        register = super().command(name, **options)
+
+        def take(function: Command) -> Command:
+            signature = inspect.signature(function)
+
+            @wraps(function)
+            def run(*, as_json: bool, quiet: bool, **given: object) -> object:
+                return function(output=Output(as_json, quiet), **given)
+
+            own = [param for name, param in signature.parameters.items() if name != "output"]
+            flags = {"as_json": Json, "quiet": Quiet}.items()
+            made = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+                    for name, kind in flags]  # fmt: skip
+            setattr(run, "__signature__", signature.replace(parameters=[*own, *made]))  # noqa: B010 - no attribute of Callable
+            register(run)
+            return function
+
+        return take
 
 
 class _Console(Console):

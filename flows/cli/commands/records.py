@@ -15,12 +15,12 @@ from retune.compiler.measure.logs.log import append_log, from_record, read_log, 
 from retune.compiler.measure.record import MeasureRecord
 from retune.compiler.runtime.readable import count, finite, milliseconds
 from retune.flows.cli.commands.arguments import Store, home_of
-from retune.flows.cli.commands.output import Column, Group, Json, Output, Quiet
+from retune.flows.cli.commands.output import Column, Commands, Group, Output
 from retune.storage.compaction import Retention, compact
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.query import run_query
 
-records_app = typer.Typer(
+records_app = Commands(
     cls=Group, help="Look at what was measured.", rich_markup_mode=None, no_args_is_help=True, add_completion=False
 )
 
@@ -31,9 +31,9 @@ _IMPORTED_AT_ONCE = 10_000
 
 
 @records_app.command("list")
-def records_list(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
+def records_list(output: Output, store: Store = None) -> None:
     """List every task that was ever tuned: its trials, failures and best time."""
-    Output(as_json, quiet).table(
+    output.table(
         _records(store).tasks(),
         (
             Column("task", lambda row: row["task_name"]),
@@ -49,14 +49,13 @@ def records_list(store: Store = None, as_json: Json = False, quiet: Quiet = Fals
 
 @records_app.command("best")
 def records_best(
+    output: Output,
     threads: Annotated[int | None, typer.Option(min=1, help="Only programs of so many threads.")] = None,
     store: Store = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """List the best record of every task on this machine, by the task's name."""
     best = _records(store).best_per_task(device=config.device_name(), threads=threads)
-    Output(as_json, quiet).table(
+    output.table(
         [_fields(record) for record in sorted(best.values(), key=lambda record: (record.task_name, record.task_key))],
         (
             Column("record", lambda row: row["record_id"], folds=False),
@@ -70,10 +69,9 @@ def records_best(
 
 @records_app.command("show")
 def records_show(
+    output: Output,
     record_id: Annotated[str, typer.Argument(help="The id of a record, or its beginning.")],
     store: Store = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Print one record, every field of it."""
     text = record_id.upper()
@@ -85,21 +83,19 @@ def records_show(
         raise OptionError(f"{many} in {home_of(store)}; `retune records best` lists some")
     fields = _fields(matches[0])
     text = json.dumps(finite(fields), indent=2)
-    Output(as_json, quiet).say(text, **fields)
+    output.say(text, **fields)
 
 
 @records_app.command("import")
 def records_import(
+    output: Output,
     log: Annotated[Path, typer.Argument(help="A tuning log: JSON lines as TVM's auto-scheduler writes them.")],
     device: Annotated[
         str, typer.Option(help="The machine that the log was made on; `this` for the one you are on.")
     ] = UNKNOWN_DEVICE,
     store: Store = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Add the trials of a tuning log to the records, but those that it has, as of a log that was exported from it."""
-    output = Output(as_json, quiet)
     device_name = config.device_name() if device == "this" else device
     records = [to_record(trial, device_name) for trial in read_log(log)]
     into = _records(store)
@@ -116,15 +112,13 @@ def records_import(
 
 @records_app.command("export")
 def records_export(
+    output: Output,
     log: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")],
     task: Annotated[str | None, typer.Option(help="Only the task of this name or key.")] = None,
     best: Annotated[bool, typer.Option("--best", help="Only the best record of every task on this machine.")] = False,
     store: Store = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Write records as a tuning log: JSON lines as TVM's auto-scheduler writes them."""
-    output = Output(as_json, quiet)
     # A log is appended to: an old log would be mixed with this export.
     if log.exists():
         raise OptionError(f"{log} exists already; name a file that does not")
@@ -140,13 +134,11 @@ def records_export(
 
 @records_app.command("query")
 def records_query(
+    output: Output,
     sql: Annotated[str, typer.Argument(help="A DuckDB query over the views that docs/how-to/analytics.md lists.")],
     store: Store = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Ask the records anything in SQL. Needs the extra `report`."""
-    output = Output(as_json, quiet)
     names, rows = run_query(home_of(store), sql)
     output.table(
         (dict(zip(names, row, strict=True)) for row in rows),
@@ -156,6 +148,7 @@ def records_query(
 
 @records_app.command("compact")
 def records_compact(
+    output: Output,
     least: Annotated[int, typer.Option(min=2, help="Join the files of a task when it has at least so many.")] = 2,
     keep_best: Annotated[
         int | None, typer.Option(help="Drop records, but never the N fastest of a task.", metavar="N")
@@ -164,15 +157,12 @@ def records_compact(
         float | None, typer.Option(help="Drop records, but none younger than so many days.", metavar="D")
     ] = None,
     store: Store = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Join the many small files of each task. Runs may go on meanwhile.
 
     With --keep-best or --keep-days, or both, records that neither of them keeps are dropped; the best of a task and
     those of unfinished runs always stay.
     """
-    output = Output(as_json, quiet)
     _records(store)
     done = compact(home_of(store), least, Retention.of(keep_best, keep_days))
     dropped = f"; {done.dropped} were dropped" if done.dropped else ""
@@ -181,9 +171,8 @@ def records_compact(
 
 
 @records_app.command("check")
-def records_check(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
+def records_check(output: Output, store: Store = None) -> None:
     """Read every record file from beginning to end, and say whether all is well."""
-    output = Output(as_json, quiet)
     check = _records(store).check()
     repeats = f"; {check.repeats} rows repeat one of them, and readers leave these out" if check.repeats else ""
     output.say(

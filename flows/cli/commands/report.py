@@ -8,7 +8,7 @@ import typer
 from retune.compiler.core.errors import CorruptRecordError, OptionError
 from retune.compiler.runtime.readable import milliseconds
 from retune.flows.cli.commands.arguments import Store, home_of, state_folder_of
-from retune.flows.cli.commands.output import Column, Json, Output, Quiet, complain
+from retune.flows.cli.commands.output import Column, Output, complain
 from retune.storage.artifacts import ArtifactStore, content_key, key_of
 from retune.storage.files import put
 from retune.storage.runs import RunLedger, rounds_of
@@ -17,10 +17,9 @@ from retune.tasks.report.page import page
 
 
 def runs(
+    output: Output,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the newest so many.", metavar="N")] = None,
     store: Store = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """List all runs, the newest last."""
     rows = []
@@ -42,7 +41,7 @@ def runs(
                 "tuned_seconds": summary.get("tuned_seconds"),
             }
         )
-    Output(as_json, quiet).table(
+    output.table(
         rows,
         (
             Column("run", lambda row: row["run_id"], folds=False),
@@ -66,17 +65,15 @@ WhichRun = Annotated[str, typer.Argument(help="A run's id, its beginning or its 
 
 
 def report(
+    output: Output,
     run: WhichRun = "latest",
     to: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The report to write. Default: report.html in the run's folder."),
     ] = None,
     store: Store = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Write the report of a run: latencies, progress, roofline, coverage. It is one HTML file."""
-    output = Output(as_json, quiet)
     home = home_of(store)
     info = find_run(home, run)
     folder = state_folder_of(store) / "runs" / info.run_id
@@ -92,13 +89,12 @@ def report(
 
 
 def fetch(
+    output: Output,
     run: WhichRun = "latest",
     to: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to. Default: the run's folder in the state folder.")
     ] = None,
     store: Store = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Fetch the compiled network and the report of a run from a store at a URL. The run may be of another machine."""
     home = home_of(store)
@@ -115,6 +111,5 @@ def fetch(
         raise CorruptRecordError(f"the files of run {info.run_id} in {home} are not those that it made")
     folder = (to or state_folder_of(store) / "runs" / info.run_id).absolute()
     put({folder / name: data for name, data in files.items()})
-    output = Output(as_json, quiet)
     for name in sorted(files):
         output.say(str(folder / name), run_id=info.run_id, file=folder / name)

@@ -25,7 +25,7 @@ from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.machine import VirtualMachine
 from retune.flows.cli.commands.arguments import Shapes
-from retune.flows.cli.commands.output import Json, Output, Quiet
+from retune.flows.cli.commands.output import Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +40,18 @@ class _Timing:
 
 
 def run(
+    output: Output,
     artifact: Annotated[Path, typer.Argument(help="A compiled network, .retune or .so. Run only your own.")],
     threads: Annotated[int | None, typer.Option(help="Threads to run on. Default: as it was compiled.")] = None,
     on: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, or another GPU: cuda:1. Default: as it was compiled.")
     ] = None,
     shape: Shapes = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Time a compiled network on inputs of zeros. For a GPU that includes the copies to it and back.
 
     A network of dynamic shapes is timed at the smallest, a middle and the largest size of its ranges.
     """
-    output = Output(as_json, quiet)
     devices = None if on is None else [device(on)]
     if kind_of(artifact) == VM_EXECUTABLE:
         timings = _dynamic_timings(artifact, threads, devices, shape or ())

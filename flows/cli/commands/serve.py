@@ -8,13 +8,14 @@ import typer
 import uvicorn
 
 from retune.compiler.core.errors import OptionError
-from retune.flows.cli.commands.output import Json, Output, Quiet
+from retune.flows.cli.commands.output import Output
 from retune.flows.serving.app import listen, make_app
 from retune.flows.serving.connections import configure
 from retune.flows.serving.model import Model
 
 
 def serve(
+    output: Output,
     files: Annotated[list[Path], typer.Argument(help="Compiled networks, .retune or .so: FILE, or NAME=FILE.")],
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
@@ -26,11 +27,8 @@ def serve(
         float, typer.Option(min=0, help="Milliseconds that a request waits for others to share a run; 0: no batches.")
     ] = 0.0,
     stop_seconds: Annotated[int, typer.Option(min=0, help="Seconds that requests have to end after SIGTERM.")] = 30,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Serve compiled networks over HTTP, with KServe's Open Inference Protocol V2 and metrics for Prometheus."""
-    output = Output(as_json, quiet)
     models: dict[str, Model] = {}
     for file in map(str, files):
         name, sign, path = file.partition("=")

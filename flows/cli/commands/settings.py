@@ -3,17 +3,16 @@
 from retune.compiler.core import config
 from retune.compiler.core.settings import FILE
 from retune.flows.cli.commands.arguments import Store
-from retune.flows.cli.commands.output import Column, Json, Output, Quiet
+from retune.flows.cli.commands.output import Column, Output
 from retune.storage.store_url import is_remote, local_folder
 
 
-def show_config(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
+def show_config(output: Output, store: Store = None) -> None:
     """Print every setting: its value, where that comes from, and what it means.
 
     Settings are read from retune.toml in the working directory (or the file that $RETUNE_CONFIG names), then from the
     environment, then from flags; the later wins.
     """
-    output = Output(as_json, quiet)
     home = local_folder(store) if store and not is_remote(store) else None  # a URL leaves the state folder as it is
     rows = [
         {

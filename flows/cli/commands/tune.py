@@ -15,7 +15,7 @@ from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.operators import extract_operator, is_operator
 from retune.compiler.tune.precision.samples import read_samples
 from retune.flows.cli.commands.arguments import Network, Shapes, Store, option_of
-from retune.flows.cli.commands.output import Json, Mode, Output, Quiet
+from retune.flows.cli.commands.output import Mode, Output
 from retune.flows.cli.state_folder import check_state_folder
 from retune.flows.parameters import TuneJob, add_options
 from retune.flows.server.embedded_server import begin_session
@@ -23,7 +23,8 @@ from retune.storage.parquet import ParquetRecordStore
 
 
 def tune(
-    network: Network, *, shape: Shapes = None, store: Store = None, as_json: Json = False, quiet: Quiet = False,
+    output: Output,
+    network: Network, *, shape: Shapes = None, store: Store = None,
     **options: object,
 ) -> int:  # fmt: skip
     """Tune a network, compile it with the best programs found, and report the speedup.
@@ -31,7 +32,6 @@ def tune(
     The same command after an interruption goes on where the run was stopped. Defaults can be set in retune.toml and in
     the environment, see `retune config`.
     """
-    output = Output(as_json, quiet)
     job = TuneJob.of(network, shapes=shape, home=store, **options)
     check_state_folder(Path(job.home), len(os.fsencode(f"{job.label}.retune")))
     _announce(output, f"reading {job.network}")
