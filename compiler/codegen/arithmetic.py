@@ -17,8 +17,10 @@ _LONG = 64
 """Bits of the longest integers."""
 
 
-def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool = True) -> Value:
-    """`lhs op rhs` on values of equal type and lanes; without a C `library` the remainder is that of `libdevice`."""
+def arithmetic(
+    emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool = True, is_number: bool = False
+) -> Value:
+    """`lhs op rhs` of equal type and lanes; without a C `library` `libdevice` has `%`. `is_number`: `rhs` is no NaN."""
     # float32's 24 bits are at least 2 x 8 + 2: rounding a bfloat16 operation twice equals rounding it once.
     if lhs.dtype == BFLOAT16 or (lhs.dtype == "float16" and op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD)):
         wide = arithmetic(emit, op, cast(emit, lhs, "float32"), cast(emit, rhs, "float32"), library)
@@ -32,7 +34,7 @@ def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool =
     if op in COMPARISONS:
         return emit(f"{_compare(op, lhs.dtype)} {kind}", lhs.lanes, "bool")
     if op in (BinaryOp.MIN, BinaryOp.MAX, BinaryOp.FMAX):
-        return extreme(emit, op, lhs, rhs)
+        return extreme(emit, op, lhs, rhs, is_number)
     if op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD):
         return floor_division(emit, op, lhs, rhs, library)
     if op in SHIFTS:
@@ -45,15 +47,15 @@ def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool =
     return emit(f"{name} {kind}", lhs.lanes, lhs.dtype) if name else _divide(emit, lhs, rhs)[0]
 
 
-def extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
+def extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, is_number: bool = False) -> Value:
     """The larger or smaller value; a NaN on either side stays, as in NumPy's maximum and minimum, but FMAX drops a NaN
-    on the right. Of two zeros it is either.
+    on the right, where none is if `is_number`. Of two zeros it is either.
     """
     if is_float(lhs.dtype):
         # A literal is no NaN: on the right it needs no test.
-        if _literal(lhs):
+        if _literal(lhs) and not is_number:
             lhs, rhs = rhs, lhs
-        if op is not BinaryOp.FMAX and not _literal(rhs):
+        if op is not BinaryOp.FMAX and not is_number and not _literal(rhs):
             name = "maximum" if op is BinaryOp.MAX else "minimum"
             return VectorBuilder(emit, lhs.lanes, lhs.dtype).call(name, lhs, rhs, flags="nsz ")
         # The only order of operands and sides that is a single instruction on x86; others take two.

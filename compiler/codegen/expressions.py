@@ -11,7 +11,7 @@ from retune.compiler.codegen.conversions import cast
 from retune.compiler.codegen.dot_products import dot
 from retune.compiler.codegen.intrinsics import call_instruction
 from retune.compiler.codegen.memory_access import MemoryEmitter
-from retune.compiler.codegen.types import has_memory_form, item_bytes, literal, llvm_type, memory_type
+from retune.compiler.codegen.types import has_memory_form, is_float, item_bytes, literal, llvm_type, memory_type
 from retune.compiler.codegen.values import Address, Scalar, Value
 from retune.compiler.codegen.vector_builder import VectorBuilder
 from retune.compiler.core.errors import LoweringError
@@ -124,7 +124,8 @@ class ExpressionEmitter(MemoryEmitter):
                     # One instruction where the target has it, else two; never a call.
                     return VectorBuilder(self.result, a.lanes, expr.dtype).call("fmuladd", a, b, c)
         lhs, rhs = self.align([self.evaluate(expr.lhs), self.evaluate(expr.rhs)])
-        return arithmetic(self.result, expr.op, lhs, rhs, self.subtarget.has_library)
+        is_number = isinstance(expr.rhs, Cast) and not is_float(expr.rhs.value.dtype)
+        return arithmetic(self.result, expr.op, lhs, rhs, self.subtarget.has_library, is_number)
 
     def select(self, expr: Select) -> Value:
         """A lazy choice: a load from either of two addresses, a branch for all lanes, a masked load, or, where neither

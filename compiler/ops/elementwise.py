@@ -7,7 +7,7 @@ from typing import cast as as_type
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.core.dtype import HALVES, is_float, is_unsigned, item_bits
+from retune.compiler.core.dtype import HALVES, finite_limit, is_float, is_unsigned, item_bits
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.numeric import convert
 from retune.compiler.ops.op import (
@@ -194,6 +194,32 @@ def _cast(call: OpCall) -> Lowered:
     return _pointwise(call, call.types[0].shape, dtype, lambda e: te.cast(dtype, e))
 
 
+def _saturate(call: OpCall) -> Lowered:
+    """round(x) + zero of (x, zero), clipped to the range of the integers `dtype` of at most 16 bits."""
+    dtype, (x, zero) = call.text("dtype"), call.types
+    kind = "float32" if x.dtype in HALVES else x.dtype
+    whole = f"int{item_bits(kind)}"
+    shape = broadcast_shapes(x.shape, zero.shape)
+    if shape is None or zero.dtype != "int32":
+        raise call.misfit("needs a zero point in int32, of a shape that broadcasts")
+    # The sum with this number is rounded to even, and the integer is in its lowest bits.
+    magic = 1.5 * 2.0 ** np.finfo(kind).nmant
+    least, most = (te.cast("int32", limit(dtype)) for limit in (te.min_value, te.max_value))
+
+    def saturate(number: Expr, shift: Expr) -> Expr:
+        number = te.maximum(te.cast(kind, number), te.cast(kind, least - shift))
+        number = te.minimum(number, te.cast(kind, most - shift))
+        return te.cast(dtype, te.bits(whole, number + magic) + te.cast(whole, shift))
+
+    return _pointwise(call, shape, dtype, saturate)
+
+
+def _saturate_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    dtype, whole = call.text("dtype"), np.round(widen(arrays[0])) + arrays[1]
+    least, most = finite_limit(dtype, is_least=True), finite_limit(dtype, is_least=False)
+    return convert(np.clip(whole, least, most), dtype)
+
+
 def _bits(call: OpCall) -> Lowered:
     """The bits of x as another dtype."""
     (x,) = call.types
@@ -278,5 +304,6 @@ OPERATORS = (
     _binary("equal", te.equal, np.equal, dtype="bool"),
     _binary("less", lambda a, b: a < b, np.less, dtype="bool"),
     _binary("less_equal", lambda a, b: a <= b, np.less_equal, dtype="bool"),
+    Op("saturate", 2, FusionKind.BROADCAST, _saturate, _saturate_array, {"dtype": str}),
     Op("where", 3, FusionKind.BROADCAST, _where, lambda _, arrays: np.where(*arrays)),
 )

@@ -280,6 +280,21 @@ def test_a_fused_or_approximate_operation_is_found(monkeypatch: pytest.MonkeyPat
         _check("llvm", range(4, 50, 8))
 
 
+def test_a_zero_point_that_is_added_before_rounding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    emit = GraphBuilder.emit
+
+    def emit_wrong(builder: GraphBuilder, op: str, inputs: list[str], *args: Any, **named: Any) -> str:
+        if op == "saturate":
+            real, zero = inputs
+            shifted = emit(builder, "add", [real, emit(builder, "cast", [zero], {"dtype": "float32"})])
+            inputs = [shifted, builder.scalar(0, "int32")]
+        return emit(builder, op, inputs, *args, **named)
+
+    monkeypatch.setattr(GraphBuilder, "emit", emit_wrong)
+    with pytest.raises(AssertionError, match="schedules"):
+        _check("llvm", range(4, 50, 8))
+
+
 def test_a_wrong_correction_of_signs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     if ("uint8", "int8") not in dot_instructions(Target("llvm")):
         pytest.skip("this CPU has no dot products of mixed signs")

@@ -165,6 +165,7 @@ _RNG = np.random.default_rng(11)
 _PHASES: dict[str, Attribute] = {"strides": (2, 3), "pads": (1, 2), "size": (3, 4), "layout": "NHWC", "pad_value": 7}
 _PART = _RNG.uniform(-0.9, 0.9, (3, 4)).astype(np.float32)
 _WHOLE = np.array([[-7, 7, 5], [-8, 3, 0]], np.int32)
+_HALVES = np.array([*np.arange(-300.5, 300), -np.inf, -6e4, -0.0, 6e4, np.inf])
 _BITS = np.array([[12, 10, 255], [1, 0, 128]], np.uint8)
 _TRUE = np.array([[True, False, True], [False, False, True]])
 _DATA = _RNG.standard_normal((4, 3, 5)).astype(np.float32)
@@ -278,6 +279,11 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
     ("quantize", [_DATA, _SCALES[:1], np.array([7], np.uint8)], {"axis": 0}),
     ("dequantize", [_bytes("int8", 4, 3, 5), _SCALES, np.array([3, -2, 0], np.int8)], {"axis": 1}),
     ("dequantize", [_bytes("uint8", 4, 3, 5), _SCALES[0], np.array(7, np.uint8)], {"axis": 2}),
+    *(
+        ("saturate", [_HALVES.astype(dtype), np.array([[0], [1], [117], [-128], [255]], np.int32)], {"dtype": kind})
+        for dtype in ("float16", "float32", "float64")
+        for kind in ("int8", "uint8", "int16", "uint16")
+    ),
     *(("lookup", [_bytes(dtype, 5, 70), _bytes("int8", 256)], {}) for dtype in ("int8", "uint8")),
     ("lookup", [_bytes("uint8", 3, 4), np.arange(256, dtype=np.float32)], {}),
     ("qbatch_matmul", [_bytes("int8", 2, 5, 8), _bytes("int8", 2, 8, 16)], {}),

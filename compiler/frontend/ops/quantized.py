@@ -15,7 +15,6 @@ from onnx import helper
 from retune.compiler.core.dtype import (
     NARROW_FLOATS,
     NARROW_INTEGERS,
-    finite_limit,
     is_float,
     item_bits,
     sum_type,
@@ -56,13 +55,8 @@ def _quantize_ratio(builder: GraphBuilder, node: OnnxNode, ratio: str, zero: str
         return saturate(builder, node, ratio, dtype)
     if dtype not in _STORED[:-1]:
         raise node.unsupported(f"no quantization to {dtype}")
-    limits = {"low": float(finite_limit(dtype, is_least=True)), "high": float(finite_limit(dtype, is_least=False))}
-    # Rounded before the zero point is added, as in ONNX: the sum could round a half to another side.
-    shifted = builder.emit("round", [ratio])
-    if zero:
-        shifted = builder.emit("add", [shifted, cast_to(builder, zero, builder.value(ratio).dtype)])
-    clipped = builder.emit("clip", [shifted], limits)
-    return builder.emit("cast", [clipped], {"dtype": dtype}, name=node.name, output=node.outputs[0])
+    shift = cast_to(builder, zero, "int32") if zero else builder.scalar(0, "int32")
+    return builder.emit("saturate", [ratio, shift], {"dtype": dtype}, name=node.name, output=node.outputs[0])
 
 
 def _has_graph_operator(builder: GraphBuilder, node: OnnxNode, dtype: str) -> bool:
@@ -186,10 +180,9 @@ def _dynamic_quantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     low, high = write("minimum", low, 0), write("maximum", high, 0)
     width = write("sub", high, low)
     scale = write("where", write("equal", width, 0), 1, write("true_div", width, 255))
-    zero = write("round", write("clip", write("true_div", write("neg", low), scale), low=0.0, high=255.0))
-    shifted = write("add", write("round", write("true_div", x, scale)), zero)
-    stored = write("cast", write("clip", shifted, low=0.0, high=255.0), dtype="uint8")
-    return [stored, scale, write("cast", zero, dtype="uint8")]
+    zero = write("saturate", write("true_div", write("neg", low), scale), builder.scalar(0, "int32"), dtype="uint8")
+    shift = write("cast", zero, dtype="int32")
+    return [write("saturate", write("true_div", x, scale), shift, dtype="uint8"), scale, zero]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def compute_quantized(graph: Graph) -> Graph:
     """Compute with bytes in quantized networks.
 
     before: y = quantize(relu(add(conv2d(dequantize(x), dequantize(w)), dequantize(b))))
-    after:  y = cast(clip(round(relu(cast(qconv2d(x, w) + b') * s)) + zero)), with s of all three scales
+    after:  y = saturate(relu(cast(qconv2d(x, w) + b') * s), zero), with s of all three scales
     """
     if not any(node.op in ("quantize", "dequantize") for node in graph.nodes):
         return graph

@@ -62,18 +62,14 @@ class ScaleWriter:
     def _quantize(self, builder: GraphBuilder, node: Node) -> str:
         x, kind = builder.value(node.inputs[0]), builder.value(node.inputs[2]).dtype
         scale, zero = (builder.array(name) for name in node.inputs[1:])
-        limits = np.iinfo(kind)
         if scale is None or zero is None:
-            ratio = builder.emit("true_div", [x.name, _column(builder, node, node.inputs[1], x.shape)])
-            start = builder.emit("cast", [_column(builder, node, node.inputs[2], x.shape)], {"dtype": x.dtype})
-            whole = builder.emit("add", [builder.emit("round", [ratio]), start])
+            factor = _column(builder, node, node.inputs[1], x.shape)
+            start = builder.emit("cast", [_column(builder, node, node.inputs[2], x.shape)], {"dtype": "int32"})
         else:
-            whole = builder.emit("true_div", [x.name, _constant(builder, node, scale.astype(x.dtype), x.shape)])
-            whole = builder.emit("round", [whole])
-            if zero.any():
-                whole = builder.emit("add", [whole, _constant(builder, node, zero.astype(x.dtype), x.shape)])
-        bounded = builder.emit("clip", [whole], {"low": float(limits.min), "high": float(limits.max)})
-        return builder.emit("cast", [bounded], {"dtype": kind}, name=node.name, output=node.output)
+            factor = _constant(builder, node, scale.astype(x.dtype), x.shape)
+            start = _constant(builder, node, zero.astype(np.int32), x.shape)
+        ratio = builder.emit("true_div", [x.name, factor])
+        return builder.emit("saturate", [ratio, start], {"dtype": kind}, name=node.name, output=node.output)
 
     def _dequantize(self, builder: GraphBuilder, node: Node) -> str:
         x = builder.value(node.inputs[0])
@@ -95,18 +91,13 @@ class ScaleWriter:
         made, stored = self._producers.get(origin), builder.producer(x.name)
         alone = made is not None and made.op == "quantize" and self._uses[origin] == 1
         alone = alone and node.output not in self._stored
-        bounded = builder.producer(stored.inputs[0]) if alone and stored is not None and stored.op == "cast" else None
-        if stored is None or bounded is None or bounded.op != "clip":
+        if not alone or stored is None or stored.op != "saturate":
             real = builder.emit("cast", [x.name], {"dtype": dtype})
             offset = _constant(builder, node, -zero.astype(dtype), x.shape)
             return builder.emit("add", [real, offset]) if zero.any() else real
-        moved = builder.producer(bounded.inputs[0])
-        if not zero.any() or moved is None or moved.op != "add":
-            return stored.inputs[0]
-        real = moved.inputs[0]
-        for op, key in (("maximum", "low"), ("minimum", "high")):
-            bound = np.asarray(bounded.number(key) - zero.astype(dtype), dtype)
-            real = builder.emit(op, [real, _constant(builder, node, bound, x.shape)])
+        real, limits = builder.emit("round", stored.inputs[:1]), np.iinfo(x.dtype)
+        for op, limit in (("maximum", limits.min), ("minimum", limits.max)):
+            real = builder.emit(op, [real, _constant(builder, node, limit - zero.astype(dtype), x.shape)])
         return real
 
 

@@ -84,9 +84,8 @@ def encode_at_run_time(builder: GraphBuilder, value: str, axes: tuple[int, ...],
 
     size = emit("reduce_max", [emit("abs", [value])], axes=axes, keepdims=True)
     scale = emit("maximum", [emit("mul", [size, 1 / 127]), _TINY])
-    whole = emit("round", [emit("mul", [value, emit("div", [1.0, scale])])])
-    bounded = emit("clip", [emit("add", [whole, float(MIDDLE)])], low=1.0, high=255.0)
-    return emit("cast", [bounded], dtype="uint8"), scale
+    ratio, middle = emit("mul", [value, emit("div", [1.0, scale])]), builder.scalar(MIDDLE, "int32")
+    return emit("saturate", [ratio, middle], dtype="uint8"), scale
 
 
 def times_middle(weight: Array, axis: int) -> Array:

@@ -125,7 +125,7 @@ def trim_constant(builder: GraphBuilder, node: Node) -> str | None:
             inputs[i] = builder.constant(constant.reshape(shape), inputs[i])
     if tuple(inputs) == node.inputs:
         return None
-    return builder.emit(node.op, inputs, name=node.name, output=node.output)
+    return builder.emit(node.op, inputs, node.attrs, name=node.name, output=node.output)
 
 
 def drop_broadcast(builder: GraphBuilder, node: Node) -> str | None:
@@ -139,7 +139,7 @@ def drop_broadcast(builder: GraphBuilder, node: Node) -> str | None:
         small = builder.value(producer.inputs[0])
         if broadcast_shapes(small.shape, other.shape) == broadcast_shapes(producer.ints("shape"), other.shape):
             inputs = [other.name, small.name] if i else [small.name, other.name]
-            return builder.emit(node.op, inputs, name=node.name, output=node.output)
+            return builder.emit(node.op, inputs, node.attrs, name=node.name, output=node.output)
     return None
 
 
