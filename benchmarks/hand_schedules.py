@@ -7,7 +7,7 @@ the code generator keeps in registers.
 
 from collections.abc import Callable, Mapping
 
-from retune.compiler.schedule.default.product_tiles import axes_of
+from retune.compiler.schedule.default.stages import axes_of
 from retune.compiler.schedule.primitives import (
     LoopRef,
     StageRef,

@@ -10,12 +10,13 @@ from dataclasses import fields, replace
 from typing import Protocol
 
 from retune.compiler.codegen.cpu import assembly, compile_module, describe, vector_bytes
-from retune.compiler.codegen.dot_instructions import dots_of
+from retune.compiler.codegen.dot_instructions import dot_instructions, dots_of
 from retune.compiler.codegen.kernel import KernelText, write_kernel
 from retune.compiler.codegen.nvidia.device_build import build_device_kernel
 from retune.compiler.codegen.nvidia.nvptx import GPU_TRIPLE, check_gpu, ptx, write_device
 from retune.compiler.codegen.subtarget import subtarget_of
 from retune.compiler.core.config import usable_cpus
+from retune.compiler.core.dtype import BFLOAT16
 from retune.compiler.core.errors import LoweringError, refuse_depth
 from retune.compiler.core.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
 from retune.compiler.core.target import HardwareParams, Target
@@ -92,7 +93,12 @@ class CpuBackend:
 
     def hardware(self, target: Target, threads: int) -> HardwareParams:
         width, registers = self._vector_unit(target)
-        return HardwareParams(num_cores=threads, vector_unit_bytes=width, vector_registers=registers)
+        return HardwareParams(
+            num_cores=threads,
+            vector_unit_bytes=width,
+            vector_registers=registers,
+            has_bfloat16_dots=(BFLOAT16, BFLOAT16) in dot_instructions(target),
+        )
 
     def complete(self, hardware: HardwareParams, target: Target) -> HardwareParams:
         # Only what every CPU has: 0 is the right value of a GPU's limits.

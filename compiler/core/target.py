@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
+from retune.compiler.core.dtype import BFLOAT16, HALVES
 from retune.compiler.core.errors import TargetError
 from retune.compiler.core.gpu_facts import GpuFacts, facts_of
 from retune.compiler.core.json_reader import JsonObject
@@ -271,6 +272,8 @@ class HardwareParams:
     """Bytes of stack that the buffers of one thread may take."""
     facts: GpuFacts | None = None
     """Parameters for estimates of a GPU; None: those of `USUAL_ARCH`."""
+    has_bfloat16_dots: bool = False
+    """Whether instructions sum products of bfloat16."""
 
     @property
     def registers(self) -> int:
@@ -282,6 +285,10 @@ class HardwareParams:
     def lane_masks(self) -> bool:
         """Whether masks are free: 64-byte registers are those of AVX-512."""
         return self.vector_unit_bytes >= 64
+
+    def converts(self, dtype: str) -> bool:
+        """Whether kernels convert factors of products from `dtype` to float32."""
+        return dtype in HALVES and not (dtype == BFLOAT16 and self.has_bfloat16_dots)
 
     @property
     def is_gpu(self) -> bool:

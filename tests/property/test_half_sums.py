@@ -16,6 +16,7 @@ from retune.compiler.codegen.dot_instructions import dot_instructions
 from retune.compiler.core.dtype import HALVES
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.core.target import Target
+from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.ir.dot import is_possible
 from retune.compiler.ir.expr import Expr
 from retune.compiler.model import RandomModel
@@ -84,12 +85,14 @@ _CONV = {**_IMAGE, "dilations": (1, 1), "groups": 1}
 OPERATORS: dict[str, tuple[str, tuple[tuple[int, ...], ...], tuple[int, int], Mapping[str, Any]]] = {
     "dense": ("dense", ((3, 256), (256, 33)), (1, 0), {}),
     "dense of few rows": ("dense", ((1, 90), (90, 33)), (1, 0), {}),
+    "dense of many rows": ("dense", ((70, 64), (64, 100)), (1, 0), {}),
     "dense of odd terms": ("dense", ((6, 37), (37, 64)), (1, 0), {}),
     "batch_matmul": ("batch_matmul", ((2, 3, 256), (2, 256, 17)), (2, 1), {}),
     "contract": (
         "contract", ((2, 3, 256), (256, 2, 17)), (2, 0), {"left": "hij", "right": "jhd", "result": "ihd"}
     ),
     "conv2d": ("conv2d", ((1, 4, 4, 64), (3, 3, 64, 20)), (3, 2), _CONV),
+    "conv2d of many rows": ("conv2d", ((1, 9, 8, 32), (3, 3, 32, 40)), (3, 2), _CONV),
     "conv2d of an image": (
         "conv2d", ((1, 9, 9, 3), (5, 5, 3, 48)), (3, 2), {**_CONV, "strides": (2, 2), "pads": (2, 2, 2, 2)}
     ),
@@ -224,7 +227,8 @@ def test_products_of_operators_are_exact(name: str, dtype: str) -> None:
     last = len(dag.ops[stage].shape) - 1
     check(dag, (), values)
     check(dag, (Annotate(stage, last, Annotation.VECTORIZE),), values)
-    facts = check(dag, default_steps(dag), values)
+    for threads in (1, 2):
+        facts = check(dag, default_steps(dag, hardware_of(Target.host(), threads)), values, threads)
     # No sum over channels; a choice among taps; terms that are no pairs.
     if name not in ("depthwise", "conv_transpose2d", "dense of odd terms", "conv2d of an image"):
         assert ("dot products" in facts) == is_possible(dot_instructions(Target.host()), dtype, dtype)

@@ -15,16 +15,10 @@ from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Const, Select
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default.product_tiles import (
-    axes_of,
-    axis_name,
-    bytes_of,
-    order_for_tile,
-    register_tile,
-    row_axis_of,
-    split_for_tile,
-)
+from retune.compiler.schedule.default.panels import Panel
+from retune.compiler.schedule.default.product_tiles import order_for_tile, register_tile, row_axis_of, split_for_tile
 from retune.compiler.schedule.default.row_blocks import find_row_blocks, in_row_blocks
+from retune.compiler.schedule.default.stages import axes_of, axis_name, bytes_of
 from retune.compiler.schedule.reads import (
     LEAST_PIECE,
     consumers,
@@ -247,8 +241,9 @@ def _annotate(state: State, stage_id: int, hardware: HardwareParams) -> State:
     if transposed is not None:
         state = _block(state, stage_id, transposed)
     row_axis = row_axis_of(state, stage_id, hardware)
+    panel: Panel | None = None
     if row_axis is not None:
-        state = _in_strips(state, stage_id, row_axis, hardware)
+        state, panel = _in_strips(state, stage_id, row_axis, hardware)
     stage = state.stages[stage_id]
     spatial = [index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.SPATIAL]
     tiled = transposed is None and needs_multi_level_tiling(state.dag, stage_id)
@@ -263,10 +258,12 @@ def _annotate(state: State, stage_id: int, hardware: HardwareParams) -> State:
         spatial = spatial[:-1] if transposed is None else spatial[:-2]
     elif row_axis is not None:
         first = next(index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.REDUCTION)
-        spatial = [index for index in spatial if index < first]
+        spatial = [index for index in spatial if index < first][: (panel and panel.loops) or None]
     elif not stage.has_reduce_iter and len(spatial) > 1:
         spatial = spatial[:-1]  # the elements of a row, as a norm's, become vectors
     state, fused = _in_parallel(state, stage_id, spatial, hardware)
+    if panel is not None:
+        return panel.copy(state, fused)
     return state if transposed is None or not fused else _copy_block(state, stage_id, transposed)
 
 
@@ -328,15 +325,15 @@ def _part(extent: int, sizes: Collection[int]) -> int:
     return divisor if divisor <= _WHOLE else max(size for size in range(1, max(sizes) + 1) if extent % size == 0)
 
 
-def _in_strips(state: State, stage_id: int, row_axis: int, hardware: HardwareParams) -> State:
+def _in_strips(state: State, stage_id: int, row_axis: int, hardware: HardwareParams) -> tuple[State, Panel | None]:
     """The reduction outside a few rows of a strip of the last axis.
 
     before: for i: for j: for k: c[i, j] += …
     after:  for i.0: for j.0: for k: unroll i.1: vector j.1: c[i, j] += …
     """
-    state, outer, inner = split_for_tile(state, stage_id, stage_id, row_axis, hardware)
+    state, loops = split_for_tile(state, stage_id, stage_id, row_axis, hardware)
     reductions = [loop.name for loop in state.stages[stage_id].iters if loop.kind is IterKind.REDUCTION]
-    return order_for_tile(state, stage_id, [*outer, *reductions], inner)
+    return order_for_tile(state, stage_id, [*loops.outer, *reductions], loops.inner), loops.panel
 
 
 def _with_reader(state: State, stage_id: int, reader: int, row_axis: int, hardware: HardwareParams) -> State:
@@ -346,11 +343,12 @@ def _with_reader(state: State, stage_id: int, reader: int, row_axis: int, hardwa
         before: for i: for j: for k: c[i, j] += …          for i: for j: d[i, j] = f(c[i, j])
         after:  for i.0: for j.0: {for k: unroll i.1: vector j.1: c[i, j] += …; unroll i.1: vector j.1: d[i, j] = …}
     """
-    state, outer, inner = split_for_tile(state, stage_id, reader, row_axis, hardware)
+    state, tile_loops = split_for_tile(state, stage_id, reader, row_axis, hardware)
+    outer, inner, panel = tile_loops.outer, tile_loops.inner, tile_loops.panel
     state = order_for_tile(state, reader, outer, inner)
     if not outer:
         return _annotate(state, stage_id, hardware)
-    state, fused = _in_parallel(state, reader, range(len(outer)), hardware)
+    state, fused = _in_parallel(state, reader, range(len(outer))[: (panel and panel.loops) or None], hardware)
     state = state.apply(ComputeAt(stage_id, reader, len(outer) - max(fused, 1)))
     named = {
         axis.name: own_axis.name
@@ -360,7 +358,8 @@ def _with_reader(state: State, stage_id: int, reader: int, row_axis: int, hardwa
     loops = state.stages[stage_id].iters
     outer_loops = [loop.name for loop in loops if loop.kind is IterKind.SPATIAL and loop.name not in tile]
     reductions = [loop.name for loop in loops if loop.kind is IterKind.REDUCTION]
-    return order_for_tile(state, stage_id, [*outer_loops, *reductions], tile)
+    state = order_for_tile(state, stage_id, [*outer_loops, *reductions], tile)
+    return state if panel is None else panel.copy(state, fused)
 
 
 def _reader_of(state: State, stage_id: int) -> int | None:

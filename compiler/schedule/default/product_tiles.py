@@ -5,7 +5,8 @@ whole strip.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, prod
 from typing import TypeGuard
 
@@ -15,6 +16,8 @@ from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr
 from retune.compiler.ir.operators import SHIFTS
 from retune.compiler.ir.visit import walk
+from retune.compiler.schedule.default.panels import PANEL_ELEMENTS, Panel, find_panel
+from retune.compiler.schedule.default.stages import NEAR_BYTES, axes_of, axis_name, bytes_of, extent_of, loop_number
 from retune.compiler.schedule.reads import needs_multi_level_tiling
 from retune.compiler.schedule.state import Annotation, IterKind, State
 from retune.compiler.schedule.steps import UNROLL_PRAGMA, Annotate, Pragma, Reorder, Split
@@ -70,8 +73,6 @@ _LEAST_SUMS, _MOST_IDLE = 20, 2.6
 where a row costs so many times as much as its share of vectors: 5, 6, 7, 11 or 15 columns without masks, by
 measurements.
 """
-_NEAR_BYTES = 1 << 18
-"""Half of the smallest second-level cache of today's x86 cores: the part of a factor that stays there."""
 
 
 def row_axis_of(state: State, stage_id: int, hardware: HardwareParams | None = None) -> int | None:
@@ -212,12 +213,21 @@ def _cycles(height: int, vectors: float, hardware: HardwareParams) -> float:
     return max(height * vectors / _PER_CYCLE, loads, latency) + _LOAD_COST * loads
 
 
+@dataclass(frozen=True, slots=True)
+class TileLoops:
+    """Names of the spatial loops of a product, or of its reader, outside the register tile and inside it; and the panel
+    that the rows inside some of the outer loops share.
+    """
+
+    outer: Sequence[str]
+    inner: Sequence[str]
+    panel: Panel | None = None
+
+
 def split_for_tile(
     state: State, stage_id: int, outer_stage: int, row_axis: int, hardware: HardwareParams
-) -> tuple[State, list[str], list[str]]:
-    """The loops of `outer_stage`, a product or its reader, split for the product's register tile: the names of the
-    spatial loops outside the tile, and of those of the tile.
-    """
+) -> tuple[State, TileLoops]:
+    """The loops of `outer_stage`, a product or its reader, split for the product's register tile."""
     op, axes = state.stages[stage_id].op, axes_of(state, outer_stage)
     assert isinstance(op, ComputeOp), "only what is computed has a reduction"
     last = len(axes) - 1
@@ -231,8 +241,12 @@ def split_for_tile(
         hardware = replace(hardware, vector_registers=hardware.registers - _PAIR_REGISTERS)
     columns, every = shared_columns(op, hardware), axes[last].extent
     packs = _is_packed(state, stage_id)
+    panel = find_panel(state, stage_id, outer_stage) if packs and hardware.converts(factor) else None
     dtype = factor if factor in HALVES else op.dtype
-    height, strip = register_tile(rows, columns, hardware, dtype, depth, divides=columns < every, packs=packs)
+    tile = partial(register_tile, rows, columns, hardware, depth=depth, divides=columns < every, packs=packs)
+    height, strip = tile("float32" if panel else dtype)
+    if panel is not None and prod(axis.extent for axis in op.reduce_axes) * strip > PANEL_ELEMENTS:
+        panel, (height, strip) = None, tile(dtype)
     is_interleaved = terms_per_word == _BYTES_PER_WORD and not packs and not is_depthwise
     if is_interleaved and hardware.registers <= _FEW_REGISTERS and columns == every:
         # Interleaving takes as long as several rows: a narrow strip has registers for more of them.
@@ -247,9 +261,13 @@ def split_for_tile(
         if size == extent and (axis == last or extent > 1):
             inner.insert(0, name)
         elif 1 < size < extent:
-            state = state.apply(Split(outer_stage, _loop_number(state, outer_stage, name), extent, (size,)))
+            state = state.apply(Split(outer_stage, loop_number(state, outer_stage, name), extent, (size,)))
             inner.insert(0, f"{name}.1")
-    return (*_outer_order(state, stage_id, outer_stage, inner), inner)
+    if panel is not None:
+        state, outer, panel = panel.order_loops(state, inner, hardware.num_cores)
+        return state, TileLoops(outer, inner, panel)
+    state, outer = _outer_order(state, stage_id, outer_stage, inner)
+    return state, TileLoops(outer, inner)
 
 
 def strip_type(state: State, stage_id: int) -> str:
@@ -324,23 +342,8 @@ def as_tile(state: State, stage_id: int, loops: int) -> State:
 
 def reorder_loops(state: State, stage_id: int, names: Sequence[str]) -> State:
     """The loops of a stage in the order of these names."""
-    order = [_loop_number(state, stage_id, name) for name in names]
+    order = [loop_number(state, stage_id, name) for name in names]
     return state if order == sorted(order) else state.apply(Reorder(stage_id, tuple(order)))
-
-
-def axes_of(state: State, stage_id: int) -> tuple[Axis, ...]:
-    """The axes of a stage that is computed."""
-    op = state.stages[stage_id].op
-    assert isinstance(op, ComputeOp), "only what is computed has axes"
-    return op.axes
-
-
-def axis_name(loop: str) -> str:
-    return loop.partition(".")[0]
-
-
-def _loop_number(state: State, stage_id: int, name: str) -> int:
-    return next(number for number, loop in enumerate(state.stages[stage_id].iters) if loop.name == name)
 
 
 def _outer_order(state: State, stage_id: int, outer_stage: int, inner: Sequence[str]) -> tuple[State, list[str]]:
@@ -363,19 +366,17 @@ def _outer_order(state: State, stage_id: int, outer_stage: int, inner: Sequence[
     copies = prod(axis.extent for axis in shared.values())
     strips = [name for name in outer if axis_name(name) == axes[-1].name]
     rows = [name for name in outer if name not in strips and axis_name(name) not in shared]
-    if bytes_of(state, right) <= copies * _NEAR_BYTES or not strips or not rows:
+    if bytes_of(state, right) <= copies * NEAR_BYTES or not strips or not rows:
         return state, outer
     first = [name for name in outer if axis_name(name) in shared]
     left_bytes = max((bytes_of(state, source) for source, _ in reads if source != right), default=0) / copies
     blocked, blocks, inside, count, share = state, list[str](), list(rows), 1, left_bytes
-    while share > _NEAR_BYTES and inside:
+    while share > NEAR_BYTES and inside:
         name = inside.pop(0)
-        extent = _extent(blocked, outer_stage, name)
-        fitting = [size for size in range(2, extent) if extent % size == 0 and share * size <= extent * _NEAR_BYTES]
+        extent = extent_of(blocked, outer_stage, name)
+        fitting = [size for size in range(2, extent) if extent % size == 0 and share * size <= extent * NEAR_BYTES]
         if fitting:
-            blocked = blocked.apply(
-                Split(outer_stage, _loop_number(blocked, outer_stage, name), extent, (fitting[-1],))
-            )
+            blocked = blocked.apply(Split(outer_stage, loop_number(blocked, outer_stage, name), extent, (fitting[-1],)))
             blocks.append(f"{name}.0")
             inside.insert(0, f"{name}.1")
             count *= extent // fitting[-1]
@@ -386,19 +387,7 @@ def _outer_order(state: State, stage_id: int, outer_stage: int, inner: Sequence[
     # Every block reads the whole factor. Without blocks every strip reads all rows, which may be less.
     if (
         count * bytes_of(state, right) / copies
-        > prod(_extent(state, outer_stage, name) for name in strips) * left_bytes
+        > prod(extent_of(state, outer_stage, name) for name in strips) * left_bytes
     ):
         return state, [*first, *strips, *rows]
     return blocked, [*first, *blocks, *strips, *inside]
-
-
-def _extent(state: State, stage_id: int, name: str) -> int:
-    extent = state.stages[stage_id].iters[_loop_number(state, stage_id, name)].extent
-    assert isinstance(extent, int), "the loops of a default schedule have extents"
-    return extent
-
-
-def bytes_of(state: State, stage_id: int) -> int:
-    """The bytes of a stage's result, or of an input."""
-    source = state.dag.ops[stage_id]
-    return prod(source.shape) * item_bytes(source.dtypes[0])

@@ -15,12 +15,12 @@ from retune.compiler.ir.stmt import MOST_ITERATIONS
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.product_tiles import (
     as_tile,
-    axes_of,
     register_tile,
     reorder_loops,
     row_axis_of,
     strip_type,
 )
+from retune.compiler.schedule.default.stages import axes_of
 from retune.compiler.schedule.reads import is_strictly_inlineable
 from retune.compiler.schedule.state import Annotation, Attached, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split

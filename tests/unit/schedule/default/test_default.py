@@ -1,6 +1,7 @@
 """The default schedule: what is inlined, vectorized, blocked, left naive."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -158,6 +159,32 @@ def test_rows_of_a_register_tile_share_what_is_read_along_the_strip() -> None:
     whole = te.placeholder((7, 9), name="whole")
     few = te.compute((7, 37), lambda i, j: te.sum(whole[i, q] * b[q, 0, j], q), "few")
     assert lines(ComputeDAG([whole, b, few])) == ["for q (0,9)", "unroll i (0,7)", "vectorize j (0,37)", "few = ..."]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "terms", "threads", "is_copied"),
+    [
+        ("float16", 196, 64, 1, True),
+        ("bfloat16", 196, 64, 9, True),
+        ("float32", 196, 64, 1, False),
+        ("float16", 28, 64, 1, False),
+        ("float16", 196, 2304, 1, False),
+    ],
+)
+def test_strips_of_halves_are_converted_once_for_many_rows(
+    dtype: str, rows: int, terms: int, threads: int, is_copied: bool
+) -> None:
+    a, b, k = te.placeholder((rows, terms), dtype, "a"), te.placeholder((terms, 128), dtype, "b"), te.reduce_axis(terms)
+    attrs = {"layout_free_placeholders": (b,)}
+    product = te.compute((rows, 128), lambda i, j: te.sum(te.cast("float32", a[i, k]) * b[k, j], k), "product", attrs)
+    dag = ComputeDAG([a, b, te.compute(product.shape, lambda i, j: te.cast(dtype, product[i, j]), "rounded")])
+    hardware = HardwareParams(threads)
+    text = str(replay(dag, default_steps(dag, hardware)))
+    assert ("b.local" in text) == is_copied
+    if is_copied:
+        assert text.index("parallel") < text.index("b.local = ") < text.index("for i.0") < text.index("product = ")
+    dots = replace(hardware, has_bfloat16_dots=True)
+    assert ("b.local" in str(replay(dag, default_steps(dag, dots)))) == (is_copied and dtype == "float16")
 
 
 @pytest.mark.parametrize("size", [4, 8, 12, 16, 48, 64, 80])
@@ -445,7 +472,7 @@ def test_blocks_of_rows_compute_the_same_bits(dag: ComputeDAG, near: int, monkey
     given = [rng.normal(size=tensor.shape).astype(tensor.dtype) for tensor in dag.inputs]
     found = []
     for size in (1 << 30, near):
-        monkeypatch.setattr(product_tiles, "_NEAR_BYTES", size)
+        monkeypatch.setattr(product_tiles, "NEAR_BYTES", size)
         function = build(dag, default_steps(dag))
         (result,) = function.outputs()
         function(*function.prepared(*given), result, threads=2)
@@ -482,7 +509,7 @@ def test_a_tile_of_a_product_is_used_before_the_next_one_is_computed() -> None:
 def test_products_with_epilogues_are_right(
     size: tuple[int, int, int], near: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(product_tiles, "_NEAR_BYTES", near)
+    monkeypatch.setattr(product_tiles, "NEAR_BYTES", near)
     dag, rng = with_epilogue(*size, lambda x: 1.0 / (te.exp(-x) + 1.0)), np.random.default_rng(0)
     a, b, bias = (rng.normal(size=tensor.shape).astype("float32") for tensor in dag.inputs)
     function = build(dag, default_steps(dag))
