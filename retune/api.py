@@ -23,9 +23,10 @@ from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork, extr
 from retune.compiler.tune.precision.request import Metric, PrecisionChoice, PrecisionRequest, require_precision
 from retune.compiler.tune.precision.samples import read_samples, save_samples
 from retune.flows.cli.commands.arguments import home_of
-from retune.flows.cli.commands.compile import HOST, choose_precisions, compile_dynamic
+from retune.flows.cli.commands.compile import HOST, choose_precisions
 from retune.flows.cli.commands.export import export_model
 from retune.flows.cli.kernel_explainer import KernelExplainer
+from retune.flows.dynamic_network import compile_dynamic, tune_dynamic
 from retune.flows.parameters import TuneJob
 from retune.models import Model, is_torch_module, model_of
 from retune.network import Network, NetworkReport
@@ -75,7 +76,7 @@ def compile(
     known = _model_of(compile, model, args, kwargs, store, dynamic=dynamic)
     count = _thread_count(threads)
     if dynamic:
-        compiler = compile_dynamic(known.source, texts, target or HOST, count, precision)
+        compiler = compile_dynamic(known.source, texts, target or HOST, count, precision, home)
         return Network(compiler.get_exec(), known.signature)
     details = {"tolerance": tolerance, "metric": None if callable(metric) else metric}
     options = TuneOptions.of(config.load(), target=target, precision=precision, **details)
@@ -98,7 +99,7 @@ def tune(
     minutes: float | None = None,
     trials: int | None = None,
     effort: str | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
     store: str | Path | None = None,
     progress: bool = True,
     precision: str | None = None,
@@ -112,7 +113,8 @@ def tune(
 
     This is `retune tune`: the same flow, records, resumption after an interruption, and report. The search ends after
     so many `minutes` or `trials`, or by `effort`: "quick", "standard" (the default) or "thorough", which are 16, 64 and
-    256 trials for each kind of kernel. The same call again searches no more and takes the result from the store.
+    256 trials for each kind of kernel. The same call again searches no more and takes the result from the store. With
+    a range in `shapes` kernels are tuned for a sample of shapes, log-uniform over the ranges, by every such call anew.
     `model`, `args`, `kwargs`, `shapes`, `store`, `precision`, `tolerance` and `calibrate` are as for `compile`, and
     `metric` is a name. Precisions are chosen before the search, and what was chosen is tuned. `options` are further
     options of `retune tune` by name, such as `{"threads": 1, "seed": 7}`. Where the untuned network was faster, it is
@@ -148,6 +150,10 @@ def tune(
     # request has no budget in it.
     limits = {"minutes": minutes, "trials": 1 if trials is None else trials}
     job = TuneJob.of(known.source, shapes=texts, home=home, **{**chosen, **limits})
+    if has_sizes(texts):
+        each = EFFORTS[effort or "standard"] if minutes is None and trials is None else None
+        compiler = tune_dynamic(job, print if progress else lambda _: None, each)
+        return Network(compiler.get_exec(), known.signature)
     extracted = extract_network(known.source, job.target, job.threads, texts, job.options.winograd)
     if minutes is None and trials is None:
         trials = EFFORTS[effort or "standard"] * max(1, len(extracted.tasks))

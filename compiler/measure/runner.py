@@ -42,8 +42,8 @@ _USES_PER_WORKER = 5000
 class LocalRunner(Closing):
     """Times kernels on this machine, by default with a thread for every CPU.
 
-    `build_func` and `reference_steps` are the dotted paths of what makes a task's default kernel, or a faster one that
-    computes the same, whose answers are the right ones: (task, steps, kernel name) -> KernelArtifact, and
+    `build_func` and `reference_steps` are the dotted paths of what makes the kernel with the right answers, a task's
+    default kernel or a faster kernel of the same results: (task, steps, kernel name) -> KernelArtifact, and
     (dag, hardware) -> steps.
     """
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from retune.compiler.ir.dims import Assumptions
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model import CostModel
 from retune.compiler.schedule.axis_classes import SymbolicProgram
@@ -41,6 +42,11 @@ class BlockSearch:
         self.failed_rules: list[str] = []
         """A sentence for each sketch rule that raised."""
         self._blocks: dict[tuple[Block, ...], _Blocks] = {}
+        with Assumptions({}, ()):  # as `lower_symbolic`
+            self._add_blocks(model, options, seed)
+
+    def _add_blocks(self, model: CostModel, options: SearchOptions | None, seed: int) -> None:
+        task = self.task
         program = SymbolicProgram.of((*task.dag.inputs, *task.dag.outputs), keeps_rows=True)
         for sizes in sizes_to_try(program, task.hardware):
             steps, dag = block_steps(program, sizes), fixed_block(program, sizes)

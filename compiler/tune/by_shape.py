@@ -1,10 +1,12 @@
-"""Tunes one task with symbolic extents for a distribution of shapes, in this process.
+"""Tunes tasks with symbolic extents for a distribution of shapes, in this process.
 
 The score of a program is its expected time over the task's sample of shapes. At the end at most a few programs with
 one layout of constants become one kernel, which is timed in turn with the best single program and the default schedule.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite, prod
 
 import numpy as np
@@ -13,14 +15,15 @@ from retune.compiler.core.errors import OptionError
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, Measurement, TaskProgram
 from retune.compiler.model.boosted_trees import XGBModel
+from retune.compiler.runtime.readable import milliseconds
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SampledShape, SearchTask
 from retune.compiler.search.block_search import BlockSearch
-from retune.compiler.search.choose_by_size import MOST_PROGRAMS, TimedProgram, choose_by_size
+from retune.compiler.search.choose_by_size import TimedProgram, choose_by_size
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.tune.tuning import default_program
-from retune.compiler.tune.tuning_loop import Budget, TaskProgress, TuningLoop, first_state
-from retune.compiler.tune.winners import Confirmation, choose_best
+from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Budget, TaskProgress, TuningLoop, first_state
+from retune.compiler.tune.winners import Confirmation, confirm_fastest, time_again
 
 SAMPLE = 8
 """Shapes of a sample: each is timed for every program."""
@@ -48,46 +51,69 @@ def log_uniform(ranges: Mapping[str, tuple[int, int]], count: int = SAMPLE, seed
     )
 
 
+def with_shapes(task: SearchTask, symbols: Mapping[str, str], sample: Sequence[SampledShape]) -> SearchTask | None:
+    """The task with a `sample` of its network's symbols, to which `symbols` maps its own; None if it has others."""
+    if not task.symbols or any(symbols.get(own) not in sample[0].sizes for own in task.symbols):
+        return None
+    weights: dict[tuple[int, ...], float] = {}
+    for shape in sample:
+        sizes = tuple(shape.sizes[symbols[own]] for own in task.symbols)
+        weights[sizes] = weights.get(sizes, 0.0) + shape.weight
+    shapes = (SampledShape(dict(zip(task.symbols, sizes, strict=True)), weight) for sizes, weight in weights.items())
+    return replace(task, shapes=tuple(shapes))
+
+
+class _ShapedTask(TaskProgress):
+    """A task with its search, and what was measured, by steps text."""
+
+    def __init__(self, task: SearchTask, weight: float, search: BlockSearch) -> None:
+        super().__init__(task, first_state(task, weight))
+        self.search = search
+        self.measured: dict[str, Measurement] = {}
+
+
 def tune_by_shape(
-    task: SearchTask,
+    tasks: Sequence[tuple[SearchTask, float]],
     measurer: LocalMeasurer,
-    trials: int,
+    budget: Budget,
     options: SearchOptions | None = None,
     seed: int = 0,
-    most: int = MOST_PROGRAMS,
-) -> Confirmation:
-    """Measure `trials` programs of a task with `shapes`, and confirm the best kernel of at most `most` of them.
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Confirmation]:
+    """Spend the budget on tasks with `shapes`, each with the weight of its calls, and confirm the best kernel of each,
+    of at most `MOST_PROGRAMS` programs. `tell` is called with a line after each round.
 
     Raises: MeasureError when nothing can be measured.
     """
-    policy = BlockSearch(task, XGBModel(seed=seed, threads=1), options, seed)
-    loop = TuningLoop([TaskProgress(task, first_state(task, 1.0))], seed=seed)
-    measured: dict[str, Measurement] = {}
-    for round_ in loop.rounds_until(Budget(trials, None), _BATCH):
-        first = () if measured else (default_program(task),)
-        candidates = (*first, *policy.ask(round_.count - len(first), loop.rounds, round_.spent))
+    model, began = XGBModel(seed=seed, threads=1), time.monotonic()
+    shaped = [_ShapedTask(task, weight, BlockSearch(task, model, options, seed)) for task, weight in tasks]
+    loop = TuningLoop(shaped, seed=seed)
+    for round_ in loop.rounds_until(budget, _BATCH, clock=lambda: time.monotonic() - began):
+        own = loop.tasks[round_.index]
+        first = () if own.measured else (default_program(own.task),)
+        candidates = (*first, *own.search.ask(round_.count - len(first), own.state.rounds, round_.spent))
         if not candidates:
-            loop.exhaust(0, "it has no program left")
+            loop.exhaust(round_.index, EMPTY_ROUND)
             continue
         steps = [load_steps(program.steps) for program in candidates]
-        results = measurer.measure(task, steps, loop.tasks[0].state.best_seconds)
-        measured |= {program.steps: result for program, result in zip(candidates, results, strict=True)}
-        told = [
-            TaskProgram(task.workload_key, program.steps, result.seconds, mutation=program.mutation)
-            for program, result in zip(candidates, results, strict=True)
-        ]
-        policy.tell(told)
-        loop.finish_round(0, told)
-    return choose_best(task, shortlist(task, measured, most), measurer.builder, measurer.runner)
+        results = measurer.measure(own.task, steps, own.state.best_seconds)
+        own.measured |= {program.steps: result for program, result in zip(candidates, results, strict=True)}
+        told = [replace(program, seconds=result.seconds) for program, result in zip(candidates, results, strict=True)]
+        own.search.tell(told)
+        loop.finish_round(round_.index, told)
+        loop.elapsed = time.monotonic() - began
+        tell(f"{own.task.name}: {len(own.measured)} programs, {milliseconds(own.state.best_seconds)} ms")
+    timed = [
+        time_again(own.task, shortlist(own.task, own.measured), measurer.builder, measurer.runner) for own in shaped
+    ]
+    return confirm_fastest(timed, measurer.runner)
 
 
-def shortlist(task: SearchTask, measured: Mapping[str, Measurement], most: int) -> tuple[TaskProgram, ...]:
-    """The fastest single program, and the kernel of at most `most` programs, of those `measured` by steps text."""
+def shortlist(task: SearchTask, measured: Mapping[str, Measurement]) -> tuple[TaskProgram, ...]:
+    """The fastest single program, and the kernel of a few programs, of those `measured` by steps text."""
     timed = {text: result for text, result in measured.items() if isfinite(result.seconds) and result.by_shape}
     texts = [min(timed, key=lambda text: timed[text].seconds)] if timed else []
-    texts.append(
-        dump_steps(choose_by_size(task, [_timed_program(text, result) for text, result in timed.items()], most))
-    )
+    texts.append(dump_steps(choose_by_size(task, [_timed_program(text, result) for text, result in timed.items()])))
     return tuple(
         TaskProgram(task.workload_key, text, mutation=DEFAULT_SCHEDULE if text == "[]" else "by size")
         for text in dict.fromkeys(texts)

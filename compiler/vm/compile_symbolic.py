@@ -25,11 +25,15 @@ from retune.compiler.graph.symbolic_region import RegionBytes, SymbolicRegion
 from retune.compiler.ir.dims import Assumptions, Dim, Guard, substitute
 from retune.compiler.ir.guards import strongest
 from retune.compiler.lower.symbolic import Unsupported
+from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.artifact import KernelArtifact
-from retune.compiler.runtime.kernel_row import KernelRow
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramOrigin
 from retune.compiler.runtime.loader import MOST_SYMBOLS
+from retune.compiler.schedule.steps import load_steps
+from retune.compiler.schedule.task import SearchTask
 from retune.compiler.vm.kernel_store import STORE, named_by_content
 from retune.compiler.vm.saved_program import decoded_region
+from retune.compiler.vm.subgraph import TunedPrograms
 from retune.compiler.vm.symbolic_plan import SymbolicPlan, SymbolicPlanRegion
 
 _log = logging.getLogger(__name__)
@@ -38,11 +42,15 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class SymbolicNetwork:
-    """A compiled region: its kernels, and a row on each."""
+    """A compiled region: its kernels, and a row on each. `tasks` are those worth tuning, with their weights, whose
+    symbols are those of the program in `symbols`.
+    """
 
     region: SymbolicPlanRegion
     kernels: tuple[KernelArtifact, ...]
     coverage: tuple[KernelRow, ...]
+    tasks: tuple[tuple[SearchTask, int], ...]
+    symbols: Mapping[str, str]
 
 
 def compile_symbolic(
@@ -51,11 +59,12 @@ def compile_symbolic(
     target: Target,
     threads: int,
     constant_name: Callable[[Array], str],
+    tuned: TunedPrograms,
 ) -> SymbolicNetwork | Unsupported:
     """The region for all shapes of its graph for large sizes, or why there is none. `constants` are those that it reads
     and the inputs that are the same array in every call; `constant_name` gives a constant of the plan a name.
     """
-    return _attempt(f"region {region.name}", lambda: _compile(region, constants, target, threads, constant_name))
+    return _attempt(f"region {region.name}", lambda: _compile(region, constants, target, threads, constant_name, tuned))
 
 
 def _attempt(title: str, build: Callable[[], V | Unsupported]) -> V | Unsupported:
@@ -75,6 +84,7 @@ def _compile(
     target: Target,
     threads: int,
     constant_name: Callable[[Array], str],
+    tuned: TunedPrograms,
 ) -> SymbolicNetwork | Unsupported:
     if set(region.determining) - constants.keys():
         return Unsupported(f"its shapes depend on the values of {', '.join(region.determining)}")
@@ -91,13 +101,32 @@ def _compile(
         graph = optimize(variant.static(dims, constants))
         cut = named_by_content(partition(graph, target, hardware_of(target, threads)))
         flops = {task.name: with_numbers(task.dag).flop_count for task in cut.tasks}
-    built = {task.name: _attempt(f"kernel {task.name}", partial(STORE.build_symbolic, task)) for task in cut.tasks}
+    programs = {task.name: _build(task, tuned.symbolic(task)) for task in cut.tasks}
+    built = {name: kernel for name, (kernel, _) in programs.items()}
     made = _region(region, graph, cut, built, assumed, guards, constant_name)
     rows = tuple(
-        KernelRow(task.name, task.workload_key, weight, flops[task.name], tunable=tunable, note=_note(built[task.name]))
+        replace(programs[task.name][1], weight=weight, flops=flops[task.name], tunable=tunable)
         for task, weight, tunable in zip(cut.tasks, cut.weights, cut.tunable, strict=True)
     )
-    return SymbolicNetwork(made, tuple(kernel for kernel in built.values() if isinstance(kernel, KernelArtifact)), rows)
+    kernels = {name: kernel for name, kernel in built.items() if isinstance(kernel, KernelArtifact)}
+    tasks = tuple(
+        (task, row.weight) for task, row in zip(cut.tasks, rows, strict=True) if row.tunable and task.name in kernels
+    )
+    symbols = {f"n_{new}": name for name, new in renaming.items()}
+    return SymbolicNetwork(made, tuple(kernels.values()), rows, tasks, symbols)
+
+
+def _build(task: SearchTask, program: TaskProgram | None) -> tuple[KernelArtifact | Unsupported, KernelRow]:
+    """The kernel of a task with its tuned program, else in its default schedule, and a row about the program."""
+    row = KernelRow(task.name, task.workload_key)
+    if program is not None and (steps := load_steps(program.steps)):
+        build = partial(STORE.build_symbolic, task, steps)
+        kernel = _attempt(f"record {program.record_id}", build)
+        if isinstance(kernel, KernelArtifact):
+            return kernel, replace(row, origin=ProgramOrigin.RECORD, record_id=program.record_id)
+        row = replace(row, note=f"record {program.record_id} cannot be built: {kernel.reason}")
+    kernel = _attempt(f"kernel {task.name}", partial(STORE.build_symbolic, task))
+    return kernel, replace(row, note=_note(kernel) or row.note)
 
 
 def _note(built: KernelArtifact | Unsupported) -> str:

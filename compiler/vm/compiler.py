@@ -38,7 +38,7 @@ from retune.compiler.runtime.ffi.host_array import HostArray
 from retune.compiler.runtime.kernel_row import CoverageReport
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.library import VMLibrary
-from retune.compiler.vm.lowering import Lowered, Lowering
+from retune.compiler.vm.lowering import Lowered, Lowering, SymbolicTask
 from retune.compiler.vm.plan_region import PlanRegion
 from retune.compiler.vm.subgraph import TunedPrograms, known_programs
 
@@ -163,6 +163,13 @@ class VMCompiler:
         if self._coverage is None:
             raise MachineError("nothing is compiled yet: call lower and codegen first")
         return self._coverage
+
+    @property
+    def symbolic_tasks(self) -> list[SymbolicTask]:
+        """The tasks of kernels with symbolic extents that are worth tuning. Raises: MachineError before `codegen`."""
+        if self._lowering is None or self._coverage is None:
+            raise MachineError("nothing is compiled yet: call lower and codegen first")
+        return self._lowering.tasks
 
     def get_exec(self) -> Executable:
         """The executable. Raises: MachineError before `codegen`."""

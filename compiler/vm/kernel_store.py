@@ -17,7 +17,7 @@ from retune.compiler.graph.partition.partition import Alternative, Partition
 from retune.compiler.lower.symbolic import Unsupported
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.loader import Kernel
-from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.schedule.steps import Step, dump_steps
 from retune.compiler.schedule.task import SearchTask
 
 # Eight hexadecimal digits: 32 bits tell the kernels of a process apart, and names stay readable.
@@ -48,11 +48,12 @@ class KernelStore:
         """As `build_in_process`."""
         return [self._build(program) for program in programs]
 
-    def build_symbolic(self, task: SearchTask) -> KernelArtifact | Unsupported:
-        """The kernel of a task for all values of its symbols, if any, in its default schedule. Raises: as
+    def build_symbolic(self, task: SearchTask, steps: Sequence[Step] | None = None) -> KernelArtifact | Unsupported:
+        """The kernel of a task for all values of its symbols, if any, by default in its default schedule. Raises: as
         `build_symbolic_kernel`.
         """
-        build, steps = build_symbolic_kernel if task.symbols else build_kernel, default_steps_of(task)
+        build = build_symbolic_kernel if task.symbols else build_kernel
+        steps = default_steps_of(task) if steps is None else steps
         return self._get(task, dump_steps(steps), lambda: build(task, steps, task.name))
 
     def kernel(self, artifact: KernelArtifact) -> Kernel:

@@ -18,6 +18,7 @@ from retune.compiler.lower.symbolic import Unsupported
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.kernel_row import KernelRow
+from retune.compiler.schedule.task import SearchTask
 from retune.compiler.vm.compile_symbolic import compile_symbolic
 from retune.compiler.vm.dim_flow import DimFlow
 from retune.compiler.vm.plan_region import PlanRegion
@@ -37,6 +38,10 @@ class Lowered:
     coverage: tuple[KernelRow, ...]
 
 
+SymbolicTask = tuple[SearchTask, int, Mapping[str, str]]
+"""A task, how often a run calls its kernel, and the symbols of the program by those of the task."""
+
+
 @dataclass(slots=True)
 class Lowering:
     """A program while it is lowered."""
@@ -47,6 +52,8 @@ class Lowering:
     tuned: TunedPrograms
     per_shape: dict[str, str] = field(default_factory=dict)
     """Regions, and groups of their nodes, that are compiled for each shape, and why."""
+    tasks: list[SymbolicTask] = field(default_factory=list)
+    """The tasks of kernels with symbolic extents that are worth tuning."""
     _flow: ShapeFlow = field(init=False)
     _dims: DimFlow = field(init=False)
     _kernels: dict[str, KernelArtifact] = field(default_factory=dict)
@@ -166,12 +173,13 @@ class Lowering:
         arrays = {name: known[name] for name in region.constants} | {
             inner: known[name] for inner, name in fixed.items()
         }
-        network = compile_symbolic(region, arrays, self.target, self.threads, self._constant)
+        network = compile_symbolic(region, arrays, self.target, self.threads, self._constant, self.tuned)
         if isinstance(network, Unsupported):
             self.per_shape[region.name] = network.reason
             return region
         self.per_shape |= network.region.reasons
         self._add(network.kernels, network.coverage)
+        self.tasks += [(task, weight, network.symbols) for task, weight in network.tasks]
         return network.region
 
     def _add(self, kernels: Sequence[KernelArtifact], coverage: Sequence[KernelRow]) -> None:

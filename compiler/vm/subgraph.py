@@ -19,6 +19,7 @@ from retune.compiler.graph.pipeline import optimize
 from retune.compiler.measure.record import FITTED_CANDIDATE, TaskProgram
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.transfer import transfer_program
 from retune.compiler.vm.kernel_store import STORE, named_by_content
 
@@ -28,13 +29,19 @@ class TunedPrograms:
 
     def __init__(self, programs: Sequence[TaskProgram] = ()) -> None:
         self._best: dict[str, TaskProgram] = {}
+        self._symbolic: dict[str, TaskProgram] = {}
         # The slowest first, so that the fastest is the one that stays under its key.
         for program in sorted(programs, key=lambda program: program.seconds, reverse=True):
-            self._best[program.task_key] = program
+            table = self._symbolic if is_symbolic(program.task_key) else self._best
+            table[program.task_key] = program
+
+    def symbolic(self, task: SearchTask) -> TaskProgram | None:
+        """The program of a task with symbolic extents."""
+        return self._symbolic.get(task.workload_key)
 
     @property
     def best(self) -> tuple[TaskProgram, ...]:
-        """The fastest program of every task."""
+        """The fastest program of every task of fixed extents."""
         return tuple(self._best.values())
 
     def programs_for(self, cut: Partition) -> dict[str, TaskProgram]:
@@ -51,6 +58,11 @@ class TunedPrograms:
                     text = dump_steps(steps)
                     chosen[task.workload_key] = TaskProgram(task.workload_key, text, mutation=FITTED_CANDIDATE)
         return chosen
+
+
+def is_symbolic(task_key: str) -> bool:
+    """Whether a workload key is that of a task with symbolic extents."""
+    return '{"dim":' in task_key
 
 
 def known_programs(target: Target, best: Mapping[str, TaskProgram]) -> tuple[TaskProgram, ...]:

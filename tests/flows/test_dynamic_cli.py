@@ -1,6 +1,7 @@
 """Networks of dynamic shapes on the command line: compiled once for ranges, timed, refused in one sentence."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,16 @@ import onnx
 import pytest
 
 import retune
+from retune.compiler.core import config
+from retune.compiler.core.target import Target
+from retune.compiler.measure.record import Measurement
+from retune.compiler.model.base import RandomModel
+from retune.compiler.search.block_search import BlockSearch
+from retune.compiler.tune.tuning import RunHeader
+from retune.compiler.vm.compiler import VMCompiler
+from retune.flows.cli.commands.arguments import home_of
+from retune.flows.dynamic_network import compile_dynamic
+from retune.storage.parquet import ParquetRecordStore
 from tests.support.dynamic_models import floats, model, node, tensor
 from tests.support.flows.command_line import Refused, run
 
@@ -87,3 +98,48 @@ def test_sizes_that_the_file_does_not_take_are_refused(
 ) -> None:
     assert run(monkeypatch, "compile", dense, "--shape", "x=2,1..8,64", "--threads", "1", "-q") == 0
     assert error in refused("run", "dense.retune", "--shape", shape)
+
+
+ARGUMENTS = "--shape", "x=0..2,1..40,64", "--threads", "1"
+
+
+def _compiler(dense: str) -> VMCompiler:
+    return compile_dynamic(dense, ARGUMENTS[1:2], str(Target.host()), 1, None, home_of(None))
+
+
+@pytest.mark.long
+def test_a_network_with_ranges_is_tuned_for_its_shapes(
+    dense: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "tune", dense, *ARGUMENTS, "--trials", "6", "--json") == 0
+    path = Path(json.loads(capsys.readouterr().out.splitlines()[-1])["network"])
+    for shape in ((0, 3, 64), (1, 1, 64), (2, 37, 64)):
+        _computes(path, *shape)
+    tasks = _compiler(dense).symbolic_tasks
+    assert all(set(symbols.values()) == {"batch", "tokens"} for _, _, symbols in tasks)
+    keys = {record.task_key for record in ParquetRecordStore(home_of(None)).records(confirmations=True)}
+    assert keys == {task.workload_key for task, _, _ in tasks}
+
+
+def test_a_network_with_ranges_is_compiled_with_its_records(
+    dense: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = next(task for task, _, _ in _compiler(dense).symbolic_tasks if "dense" in task.name)
+    (program,) = BlockSearch(task, RandomModel()).ask(1, 0)
+    store = ParquetRecordStore(home_of(None))
+    header = RunHeader("run", dense, str(Target.host()), config.device_name(), 1, 0, "{}")
+    store.append([header.record(task, program, Measurement((1e-3,)), "first")])
+    assert run(monkeypatch, "compile", dense, *ARGUMENTS, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["shares"]["record"] > 0.5
+    for shape in ((0, 3, 64), (1, 1, 64), (2, 37, 64)):
+        _computes(folder / "dense.retune", *shape)
+    # One that cannot be built makes room for the default schedule, with a note.
+    store.append([header.record(task, replace(program, steps='[["BL",9,0,8]]'), Measurement((1e-4,)), "second")])
+    (row,) = (row for row in _compiler(dense).coverage.kernels if row.task_key == task.workload_key)
+    assert row.note == "record second cannot be built: there is no axis 0 of stage 9"
+
+
+def test_ranges_that_cannot_be_tuned_are_refused(dense: str, refused: Refused) -> None:
+    assert "give no fleet and no throughput" in refused("tune", dense, *ARGUMENTS, "--objective", "throughput")
+    error = refused("tune", dense, "--shape", "x=?,1..40,64", "--threads", "1", "--trials", "1")
+    assert "no kernel to tune whose extents all have ranges: give one for each symbol" in error

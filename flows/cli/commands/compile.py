@@ -11,14 +11,12 @@ from typing import Annotated
 import typer
 
 from retune.compiler.core import config
-from retune.compiler.core.errors import ArtifactError, DynamicShapeError, OptionError
-from retune.compiler.core.input_shapes import has_sizes, parse_shape
+from retune.compiler.core.errors import ArtifactError, DynamicShapeError
+from retune.compiler.core.input_shapes import has_sizes
 from retune.compiler.core.options import TuneOptions, tune_options
 from retune.compiler.core.target import Target
 from retune.compiler.driver.dispatch import ApplyHistoryBest, suppress_dispatch_warnings
 from retune.compiler.driver.hardware import target_on, threads_of
-from retune.compiler.frontend.network import load_network_program
-from retune.compiler.graph.precision.layers import FLOAT32
 from retune.compiler.measure.runner import gpu_here, gpu_of_key
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
@@ -29,9 +27,9 @@ from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.operators import label_of
 from retune.compiler.tune.precision.choose import choose_for_network
 from retune.compiler.tune.precision.request import AUTO, PrecisionChoice, PrecisionRequest, require_precision
-from retune.compiler.vm.compiler import VMCompiler
 from retune.flows.cli.commands.arguments import Network, Shapes, Store, home_of, option_of
 from retune.flows.cli.commands.output import Output
+from retune.flows.dynamic_network import compile_dynamic
 from retune.flows.parameters import add_options
 from retune.storage.store_url import Place
 from retune.tasks.find_programs import best_programs, find_programs, threads_of_records
@@ -77,7 +75,7 @@ def compile_network(
     imported = None if has_sizes(texts) else _import(network, texts)
     if imported is None:
         with suppress_dispatch_warnings(), ApplyHistoryBest(list(log or ())):
-            lines, fields = _compile_dynamic(network, texts, options, str(machine), threads, path)
+            lines, fields = _compile_dynamic(network, texts, options, str(machine), threads, home_of(store), path)
         output.say("\n".join(lines), **fields, network=path)
         return
     choice = choose_precisions(imported, PrecisionRequest.of(options), options, threads, home_of(store))
@@ -119,12 +117,12 @@ def _import(network: str, shapes: Sequence[str]) -> ImportedNetwork | None:
 
 
 def _compile_dynamic(
-    network: str, shapes: Sequence[str], options: TuneOptions, target: str, threads: int, path: Path
+    network: str, shapes: Sequence[str], options: TuneOptions, target: str, threads: int, home: Place, path: Path
 ) -> tuple[list[str], dict[str, object]]:
     """Write the file of a network whose shapes may change; lines and fields to print."""
     if path.suffix != NETWORK_SUFFIX:
         raise ArtifactError(f"{path}: a network of dynamic shapes is written to {NETWORK_SUFFIX}")
-    compiler = compile_dynamic(network, shapes, target, threads, options.precision)
+    compiler = compile_dynamic(network, shapes, target, threads, options.precision, home)
     executable = compiler.get_exec()
     executable.export_library(path)
     program = executable.program
@@ -136,22 +134,6 @@ def _compile_dynamic(
     inputs = {param.name: {"dtype": param.dtype, "shape": param.dims} for param in program.inputs}
     facts = {"inputs": inputs, "ranges": ranges, "per_shape": executable.per_shape}
     return [*lines, str(path)], {**coverage_fields(compiler.coverage), **facts}
-
-
-def compile_dynamic(
-    network: str, shapes: Sequence[str], target: str, threads: int, precision: str | None
-) -> VMCompiler:
-    """Compile a network whose shapes may change, with `shapes` as `parse_shape` reads them.
-
-    Raises: ModelError, TargetError; OptionError for a shape, and for a precision of fixed shapes.
-    """
-    if precision not in (None, FLOAT32):
-        raise OptionError(f"precision {precision} is for fixed shapes: leave it out, or give each extent as a number")
-    program = load_network_program(network, shapes=dict(map(parse_shape, shapes)))
-    compiler = VMCompiler(threads=threads)
-    compiler.lower(program, target)
-    compiler.codegen()
-    return compiler
 
 
 def choose_precisions(

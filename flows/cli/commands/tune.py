@@ -9,6 +9,7 @@ from pathlib import Path
 
 from retune.compiler.core import config
 from retune.compiler.core.errors import OptionError
+from retune.compiler.core.input_shapes import has_sizes
 from retune.compiler.core.options import tune_options
 from retune.compiler.core.target import Target
 from retune.compiler.tune.extract import ImportedNetwork
@@ -17,6 +18,7 @@ from retune.compiler.tune.precision.samples import read_samples
 from retune.flows.cli.commands.arguments import Network, Shapes, Store, option_of
 from retune.flows.cli.commands.output import Mode, Output
 from retune.flows.cli.state_folder import check_state_folder
+from retune.flows.dynamic_network import tune_dynamic
 from retune.flows.parameters import TuneJob, add_options
 from retune.flows.server.embedded_server import begin_session
 from retune.storage.parquet import ParquetRecordStore
@@ -35,6 +37,8 @@ def tune(
     job = TuneJob.of(network, shapes=shape, home=store, **options)
     check_state_folder(Path(job.home), len(os.fsencode(f"{job.label}.retune")))
     _announce(output, f"reading {job.network}")
+    if not is_operator(job.network) and has_sizes(job.shapes):
+        return _tune_dynamic(job, output)
     imported = _import(job)
     ParquetRecordStore(job.place)  # refuses records of a newer version
     url = config.load().prefect_api
@@ -44,6 +48,16 @@ def tune(
 
 # Each option of a tuning run becomes a parameter of `tune`, which typer shows as a flag.
 add_options(tune, tune_options(), option_of)
+
+
+def _tune_dynamic(job: TuneJob, output: Output) -> int:
+    """Tune a network of dynamic shapes, and write it to the state folder."""
+    executable = tune_dynamic(job, lambda line: _announce(output, line)).get_exec()
+    path = job.run_folder("dynamic") / f"{job.label}.retune"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    executable.export_library(path)
+    output.say(f"{path}", network=path)
+    return 0
 
 
 def run_flow(job: TuneJob, mode: Mode, network: ImportedNetwork | None) -> int:

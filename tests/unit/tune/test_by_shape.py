@@ -19,7 +19,8 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SampledShape, SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.tune.by_shape import log_uniform, tune_by_shape
+from retune.compiler.tune.by_shape import log_uniform, tune_by_shape, with_shapes
+from retune.compiler.tune.tuning_loop import Budget
 from tests.support.property.symbolic_programs import check
 
 OPTIONS = MeasureOptions(repeat=1, min_repeat_ms=0.1)
@@ -78,11 +79,20 @@ def test_a_program_is_checked_at_every_shape(measurer: LocalMeasurer) -> None:
     assert [part.status for part in bad.by_shape] == [MeasureStatus.OK, MeasureStatus.WRONG_ANSWER]
 
 
+@pytest.mark.long
 def test_a_tuned_kernel_is_right_at_any_size(measurer: LocalMeasurer) -> None:
     task, rng = _task(), np.random.default_rng(0)
-    confirmed = tune_by_shape(task, measurer, 6, SearchOptions(population=128, generations=1))
+    (confirmed,) = tune_by_shape([(task, 1.0)], measurer, Budget(6, None), SearchOptions(population=128, generations=1))
     assert confirmed.results[-1].status is MeasureStatus.OK
     assert len(confirmed.results) >= 2
     kernel = build_kernel(task, load_steps(confirmed.program.steps), "kernel")
     for size in (0, 1, 5, 13, 41):
         check(kernel, [*task.dag.inputs, *task.dag.outputs], {"n": size}, rng, threads=1)
+
+
+def test_a_task_has_the_sample_of_its_own_symbols() -> None:
+    sample = [SampledShape({"batch": batch, "length": length}, 0.25) for batch in (1, 2) for length in (5, 9)]
+    shaped = with_shapes(_task(), {"n": "length"}, sample)
+    assert shaped is not None
+    assert [(shape.sizes, shape.weight) for shape in shaped.shapes] == [({"n": 5}, 0.5), ({"n": 9}, 0.5)]
+    assert with_shapes(_task(), {}, sample) is None
