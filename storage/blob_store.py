@@ -67,7 +67,7 @@ class BlobStore(ABC):
 
     @abstractmethod
     def read_end(self, name: str, count: int) -> bytes:
-        """The last `count` bytes of a file, or all of a shorter one. Raises: FileNotFoundError, StoreError."""
+        """The last `count` bytes of a file, or all of a shorter file. Raises: FileNotFoundError, StoreError."""
 
     @abstractmethod
     def open(self, name: str) -> IO[bytes]:

@@ -2,7 +2,7 @@
 
 No reader ever misses a record that stays. The large file is written atomically and durably before the small ones are
 removed. In between, and after a crash in between, both exist: readers deduplicate records, and the next compaction
-removes the leftovers. A reader that misses a small file lists the folder again and finds the large one.
+removes the leftovers. A reader that misses a small file lists the folder again and finds the large file.
 """
 
 import contextlib

@@ -109,10 +109,10 @@ def parse_document(data: bytes, kind: TypeAdapter[Document], where: str) -> Docu
         return kind.validate_json(data)
     except ValidationError as error:
         first: Any = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))[:80]
-        # A place in the error means that the JSON was parsed: the form is unknown, as of a newer version, not damaged.
-        kind_of_error = UnknownFormError if place else CorruptRecordError
-        raise kind_of_error(f"{where} cannot be read: {f'{place}: ' if place else ''}{first['msg']}") from error
+        path = ".".join(map(str, first["loc"]))[:80]
+        # A path in the error means that the JSON was parsed: the form is unknown, as of a newer version, not damaged.
+        kind_of_error = UnknownFormError if path else CorruptRecordError
+        raise kind_of_error(f"{where} cannot be read: {f'{path}: ' if path else ''}{first['msg']}") from error
 
 
 def set_aside(blobs: BlobStore, name: str, error: CorruptRecordError) -> None:

@@ -227,7 +227,7 @@ class ParquetRecordStore(RecordStore):
     def _names_until_settled(self, selection: Selection) -> Iterator[str]:
         """The files to read, and replacements of files that disappeared during the reading."""
         read: set[str] = set()
-        # A compaction writes the large file before it removes the small ones, so a second listing shows the
+        # A compaction writes the large file before it removes the small files, so a second listing shows the
         # replacement.
         while names := [name for name in self._names(selection) if name not in read]:
             read.update(names)

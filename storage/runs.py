@@ -155,7 +155,7 @@ class RunLedger:
             raise StoreError(f"cannot read {self._blobs.where(name)}: it is gone") from error
 
     def list(self) -> tuple[RunInfo, ...]:
-        """Every run, oldest first; one that cannot be read is left out with a warning, see `set_aside`."""
+        """Every run, oldest first; a run that cannot be read is left out with a warning, see `set_aside`."""
         runs = []
         for name in self._names():
             with suppress(FileNotFoundError):  # it was removed since it was listed
@@ -166,8 +166,8 @@ class RunLedger:
         return tuple(runs)
 
     def _names(self) -> Sequence[str]:
-        found = (name.split("/") for name in self._blobs.files(RUNS))
-        return sorted("/".join(p) for p in found if len(p) == 2 and p[1].endswith(".json") and not p[1].startswith("."))
+        parts = (name.split("/") for name in self._blobs.files(RUNS))
+        return sorted("/".join(p) for p in parts if len(p) == 2 and p[1].endswith(".json") and not p[1].startswith("."))
 
     def _write(self, info: RunInfo) -> None:
         try:
@@ -258,7 +258,7 @@ def _local_report(path: Path) -> RunReport:
 
 
 def _kept_report(home: Place, info: RunInfo) -> RunReport:
-    """The report of another machine's run, if the store is a URL; empty without one."""
+    """The report of another machine's run, if the store is a URL; empty without a report."""
     key = key_of(info.summary)
     try:
         data = ArtifactStore(home).read(key, "report.json") if key else None

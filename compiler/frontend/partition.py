@@ -46,7 +46,7 @@ from retune.compiler.graph.region import OPTIONAL, OPTIONAL_SEQUENCE, SEQUENCE, 
 _FEW = 8
 """Most elements of an integer input whose values may decide a region: a size, some extents, not data."""
 _MOST_UNROLLED = 512
-"""Most nodes of an unrolled loop with a known number of iterations; larger ones stay loops."""
+"""Most nodes of an unrolled loop with a known number of iterations; larger loops stay."""
 
 
 @dataclass(slots=True)
@@ -272,7 +272,7 @@ class Partition:
             self._given.add(name)
 
     def _names(self, names: Sequence[str], wish: str) -> tuple[str, ...]:
-        """Names of results, with fresh names for omitted ones."""
+        """Names of results, with fresh names for omitted results."""
         return tuple(name or self._context.fresh(wish) for name in names)
 
     def _on_the_host(self, node: onnx.NodeProto) -> None:

@@ -204,7 +204,7 @@ class OnnxRegion(Region):
         return region
 
     def _fault(self) -> str:
-        """A sentence about an invalid region that was read; "" for a valid one."""
+        """A sentence about an invalid region that was read; "" for a valid region."""
         sources = {*self.inputs, *self.constants}
         if len(sources) != len(self.inputs) + len(self.constants) or len(self.dtypes) != len(self.inputs):
             return "its inputs are not described, or twice"
@@ -221,7 +221,7 @@ class OnnxRegion(Region):
 
 
 def region_from_bytes(kind: str, data: bytes) -> Region:
-    """The inverse of `to_bytes`. Used only for regions without a symbolic graph, or without one for the shapes at hand.
+    """The inverse of `to_bytes`. Used only for regions without a symbolic graph that fits the shapes at hand.
     Raises: ArtifactError for anything else.
     """
     if kind != OnnxRegion.kind:

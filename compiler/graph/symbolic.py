@@ -197,7 +197,7 @@ def variants(
     1, or two equal extents.
     """
     graphs: list[SymbolicGraph] = []
-    # Breadth first: variants close to the general one are the likeliest to occur.
+    # Breadth first: variants close to the general shape are the likeliest to occur.
     waiting, tried = deque(_general(symbols)), set[tuple[int, ...]]()
     while waiting and len(tried) < _MOST_TRIES:
         numbers = waiting.popleft()

@@ -101,7 +101,7 @@ class Attributed:
         return DefinitionError(f"{self}: attribute {key!r} must be {wanted}")
 
 
-@dataclass(slots=True)  # not frozen: one is made for each node that is checked, and frozen ones take thrice the time
+@dataclass(slots=True)  # not frozen, which takes thrice the time: each node that is checked has a call
 class OpCall(Attributed):
     """One use of an operator."""
 
@@ -178,7 +178,7 @@ class Op:
     lower: Callable[[OpCall], Lowered]
     """Checks a call and describes its result; its docstring says what the operator computes."""
     evaluate: Callable[[OpCall, Sequence[Array]], Array]
-    """Computes the result with NumPy, in any dtype: the caller casts to the one that `lower` says."""
+    """Computes the result with NumPy, in any dtype: the caller casts to the dtype that `lower` says."""
     attrs: Mapping[str, type] = field(default_factory=dict)
     """The type of each attribute; a call has all of them."""
     reads: int = 1

@@ -89,7 +89,7 @@ def transformed_weight(weight: NDArray[np.generic], tile: int) -> NDArray[np.gen
     """Weights (r, r, CI, CO), or (KD, r, r, CI, CO), in the transformed space: (alpha, alpha, CI, CO), or
     (alpha, alpha, KD, CI, CO), of the same dtype.
 
-    Computed in float64, so that the only rounding is the last one.
+    Computed in float64, so that only the last step rounds.
     """
     kernel, channels = weight.shape[-3], weight.shape[-2:]
     g = np.array(transform_matrices(tile, kernel)[2])

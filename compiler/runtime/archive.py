@@ -351,7 +351,7 @@ class Archive:
 
 
 def _directory(file: BinaryIO, size: int) -> dict[str, zipfile.ZipInfo]:
-    """The entries of a zip by name. Raises: ValueError for impossible ones."""
+    """The entries of a zip by name. Raises: ValueError for impossible entries."""
     with zipfile.ZipFile(file) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
     for entry in entries.values():

@@ -114,8 +114,8 @@ def on_gpu(array: object) -> bool:
     return device_of(array).device_type == _CUDA
 
 
-def is_gpu(place: Device) -> bool:
-    return place.device_type == _CUDA
+def is_gpu(dev: Device) -> bool:
+    return dev.device_type == _CUDA
 
 
 def gpus_among(devices: Sequence[Device], what: str) -> list[Device]:

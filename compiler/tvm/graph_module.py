@@ -173,7 +173,7 @@ class GraphModule:
     @overload
     def get_output(self, index: int | str, out: _Out) -> _Out: ...
     def get_output(self, index: int | str, out: Any = None) -> Any:
-        """A copy of an output, in `out` when given; a new one is a NumPy array that also has `.numpy()`.
+        """A copy of an output, in `out` when given; a new array is a NumPy array that also has `.numpy()`.
 
         Raises: OptionError when something does not fit.
         """

@@ -40,7 +40,7 @@ MemoryConfig = str | int | Mapping[Device, str | int] | None
 
 class VirtualMachine:
     """Runs an executable. Threads may share one: a call with arguments is computed alone, and returns its own result.
-    Threads that set arguments, run and get outputs in separate calls must take turns, or one of them gets an error.
+    Threads that set arguments, run and get outputs in separate calls must take turns, or a thread gets an error.
 
     machine = VirtualMachine(vm.compile("model.onnx"), cpu())
     scores = machine.run(image)
@@ -319,7 +319,7 @@ def _of(func_name: str) -> str:
 
 
 def _devices_of(exe: Executable, device: Device | Sequence[Device] | None) -> tuple[Device, ...]:
-    """The CPU, or the GPU that an executable is for; what is not said is the first one.
+    """The CPU, or the GPU that an executable is for; a device that is not given is the first.
 
     Raises: OptionError when it was compiled for something else; DeviceError when the GPU is not there.
     """

@@ -23,7 +23,7 @@ TUPLE = 0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ADT(Sequence[Any]):
-    """The results of a function that has not one: `fields` are arrays, the `tag` is that of tuples."""
+    """The results of a function that has none or several: `fields` are arrays, the `tag` is that of tuples."""
 
     tag: int
     fields: tuple[Any, ...]
@@ -142,7 +142,7 @@ def result(values: Sequence[RuntimeValue], inputs: Sequence[RuntimeValue]) -> An
 
 
 def _own(array: Array, inputs: Sequence[Array]) -> Array:
-    """The array, or a copy of one that is constant or somebody else's: a view of an input has its owner."""
+    """The array, or a copy of an array that is constant or somebody else's: a view of an input has its owner."""
     if array.flags.writeable and not isinstance(array.base, np.ndarray):
         return array.view(HostArray)  # it is no view of another array, as `argument` makes them
     owner = _owner(array)

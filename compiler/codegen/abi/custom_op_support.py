@@ -71,9 +71,9 @@ class OrtModule(CModule):
 
     def ort(self, caller: CFunction, name: str, *arguments: Argument) -> ir.Value:
         """Call the function `name` of `OrtApi` in `caller`."""
-        place, result, parameters = FUNCTIONS[name]
+        index, result, parameters = FUNCTIONS[name]
         table = caller.load(POINTER, self.api)
-        return caller.call(caller.load(signature(result, parameters).as_pointer(), table, 8 * place), *arguments)
+        return caller.call(caller.load(signature(result, parameters).as_pointer(), table, 8 * index), *arguments)
 
     def _fail(self) -> ir.Function:
         """Keep the status of a loop that failed for the end of the run; of several, the last."""
@@ -120,10 +120,10 @@ class OrtModule(CModule):
     def _input(self) -> ir.Function:
         """Where an input lies, which must have this type and shape."""
         take = self.define("retune.input", "ptr", "ptr, i64, i32, ptr, i64, ptr, ptr")
-        context, place, kind, dims, rank, message, data = take.args
+        context, index, kind, dims, rank, message, data = take.args
         value_slot, info_slot, kind_slot, rank_slot = (take.slot(each) for each in (POINTER, POINTER, INT, LONG))
         dims_slot = take.slot(LONG, rank)
-        take.ret_error(self.ort(take, "KernelContext_GetInput", context, place, value_slot))
+        take.ret_error(self.ort(take, "KernelContext_GetInput", context, index, value_slot))
         value = take.load(POINTER, value_slot)
         take.ret_error(self.ort(take, "GetTensorTypeAndShape", value, info_slot))
         info = take.load(POINTER, info_slot)
@@ -155,9 +155,9 @@ class OrtModule(CModule):
     def _output(self) -> ir.Function:
         """Where an output lies."""
         make = self.define("retune.output", "ptr", "ptr, i64, ptr, i64, ptr")
-        context, place, dims, rank, data = make.args
+        context, index, dims, rank, data = make.args
         value = make.slot(POINTER)
-        make.ret_error(self.ort(make, "KernelContext_GetOutput", context, place, dims, rank, value))
+        make.ret_error(self.ort(make, "KernelContext_GetOutput", context, index, dims, rank, value))
         make.ret(self.ort(make, "GetTensorMutableData", make.load(POINTER, value), data))
         return make.function
 

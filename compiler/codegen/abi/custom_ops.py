@@ -86,9 +86,9 @@ class ConstantTable:
     def of(cls, ops: Sequence[CustomOp]) -> "ConstantTable":
         """Place the constants. Raises: ArtifactError when they are too large for a library."""
         table = cls()
-        for place, op in enumerate(ops):
+        for index, op in enumerate(ops):
             for number, array in op.network.constants.items():
-                table.offsets[place, number] = table.nbytes
+                table.offsets[index, number] = table.nbytes
                 table.nbytes += _align(array.nbytes)
         if table.nbytes > _MOST_BYTES:
             raise ArtifactError(f"the constants take {table.nbytes / 2**30:.1f} GiB, and a shared library has room for "
@@ -97,9 +97,9 @@ class ConstantTable:
 
     def write(self, ops: Sequence[CustomOp], path: Path) -> None:
         with path.open("wb") as file:
-            for place, op in enumerate(ops):
+            for index, op in enumerate(ops):
                 for number, array in op.network.constants.items():
-                    file.seek(self.offsets[place, number])
+                    file.seek(self.offsets[index, number])
                     file.write(array.reshape(-1).view("uint8").data)
             # At least one unit, so that `retune.constants` has a place in a library without constants too.
             file.truncate(max(self.nbytes, ALIGNMENT))
@@ -263,15 +263,15 @@ class _Compute:
         """Where the tensors of ONNX Runtime lie, by buffer."""
         run, module, plan = self._run, self.module, self._plan
         slots = {number: run.slot(POINTER) for number in (*plan.inputs, *plan.outputs)}
-        for place, number in enumerate(plan.inputs):
+        for index, number in enumerate(plan.inputs):
             spec = plan.buffers[number]
             message = module.text(f"the input {spec.name} must be {spec.dtype}{list(spec.shape)}")
             kind, dims, rank = TYPES[spec.dtype], module.constant(array_of(LONG, spec.shape)), len(spec.shape)
-            run.ret_error(run.call(module.input, self._context, place, kind, dims, rank, message, slots[number]))
-        for place, number in enumerate(plan.outputs):
+            run.ret_error(run.call(module.input, self._context, index, kind, dims, rank, message, slots[number]))
+        for index, number in enumerate(plan.outputs):
             shape = plan.buffers[number].shape
             dims = module.constant(array_of(LONG, shape))
-            run.ret_error(run.call(module.output, self._context, place, dims, len(shape), slots[number]))
+            run.ret_error(run.call(module.output, self._context, index, dims, len(shape), slots[number]))
         return {number: run.load(POINTER, slot) for number, slot in slots.items()}
 
     def _allocate(
@@ -351,9 +351,9 @@ class _Compute:
     ) -> None:
         """Copy outputs that no kernel wrote into the tensor of ONNX Runtime."""
         run, plan = self._run, self._plan
-        for place, number in enumerate(plan.outputs):
+        for index, number in enumerate(plan.outputs):
             spec = plan.buffers[number]
-            if self._owners.get(spec.storage) != place:
+            if self._owners.get(spec.storage) != index:
                 run.call(self.module.copy, tensors[number], buffers[spec.storage], spec.nbytes)
                 continue
             is_apart, spare = apart[number]

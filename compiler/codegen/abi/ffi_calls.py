@@ -42,8 +42,8 @@ class _Calls:
         glue = module.define(call.symbol, "i32", "ptr", "hidden")
         values = glue.slot(LONG, 2 * max(1, len(call.args)))
         buffers = 0
-        for place, argument in enumerate(call.args):
-            value = glue.at(values, 16 * place)
+        for index, argument in enumerate(call.args):
+            value = glue.at(values, 16 * index)
             if isinstance(argument, ExternBuffer):
                 data = glue.load(POINTER, glue.args[0], 8 * buffers)
                 glue.call(self._lend, data, self._form(argument), value)

@@ -62,7 +62,7 @@ class _Entry:
         threads = entry.call(module.threads, where, takes, values, count, len(order), MOST_THREADS)
         with entry.when(entry.equals(threads, 0)):
             entry.ret(-1)
-        tensors = {number: self._tensor(entry.at(values, 16 * place), number) for place, number in enumerate(order)}
+        tensors = {number: self._tensor(entry.at(values, 16 * index), number) for index, number in enumerate(order)}
         self._refuse_shared(tensors)
         copies = []
         for number, spec in enumerate(artifact.args):
@@ -99,14 +99,14 @@ class _Entry:
     def _refuse_shared(self, tensors: dict[int, ir.Value]) -> None:
         """Refuse arguments that share memory if one of them is written: `noalias` would be wrong."""
         entry, builder, args = self._entry, self._entry.builder, self._artifact.args
-        for one, two in combinations(range(len(args)), 2):
-            if not args[one].is_output and not args[two].is_output:
+        for first, second in combinations(range(len(args)), 2):
+            if not args[first].is_output and not args[second].is_output:
                 continue
             # Two ranges overlap exactly if each begins before the other ends.
-            ends = [entry.at(tensors[number], args[number].nbytes) for number in (one, two)]
-            begins_first = builder.icmp_unsigned("<", tensors[one], ends[1])
-            with entry.when(builder.and_(begins_first, builder.icmp_unsigned("<", tensors[two], ends[0]))):
-                names = f"{args[one].name} and {args[two].name}"
+            ends = [entry.at(tensors[number], args[number].nbytes) for number in (first, second)]
+            begins_first = builder.icmp_unsigned("<", tensors[first], ends[1])
+            with entry.when(builder.and_(begins_first, builder.icmp_unsigned("<", tensors[second], ends[0]))):
+                names = f"{args[first].name} and {args[second].name}"
                 text = f"kernel {self._name}: the arguments {names} share memory, and one of them is written"
                 self._module.raise_error(entry, "ValueError", text)
                 entry.ret(-1)

@@ -171,16 +171,16 @@ class FfiModule(CModule):
         number = builder.zext(builder.select(is_text, INT(FfiType.RAW_TEXT), number), LONG)
         return find.load(POINTER, find.element(POINTER, self.texts(_KINDS), number))
 
-    def _check_type(self, find: CFunction, found: ir.Value) -> None:
+    def _check_type(self, find: CFunction, dtype: ir.Value) -> None:
         """Refuse elements of another type than `retune.data` must find."""
         builder = find.builder
         _, where, what, _, _, wanted = find.args
-        with find.unless(find.equals(found, wanted)):
-            lanes = builder.lshr(found, INT(16))
+        with find.unless(find.equals(dtype, wanted)):
+            lanes = builder.lshr(dtype, INT(16))
             with find.unless(find.equals(lanes, 1)):
                 self.raise_error(find, "TypeError", "%s: expected %s, got elements of %d lanes", where, what, lanes)
                 find.ret()
-            code, bits = builder.and_(found, INT(255)), builder.and_(builder.lshr(found, INT(8)), INT(255))
+            code, bits = builder.and_(dtype, INT(255)), builder.and_(builder.lshr(dtype, INT(8)), INT(255))
             is_known = builder.icmp_unsigned("<", code, INT(len(_CODE_NAMES)))
             number = builder.zext(builder.select(is_known, code, INT(_CODE_NAMES.index("handle"))), LONG)
             name = find.load(POINTER, find.element(POINTER, self.texts(_CODE_NAMES), number))

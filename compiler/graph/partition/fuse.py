@@ -36,7 +36,7 @@ _TAKES_FOLLOWERS = (FusionKind.COMPLEX, FusionKind.REDUCTION, *POINTWISE, Fusion
 
 @dataclass(frozen=True, slots=True)
 class FusedOp:
-    """Nodes of one kernel in topological order: the last computes its result, the one at `anchor` is the operator that
+    """Nodes of one kernel in topological order: the last computes its result, the node at `anchor` is the operator that
     the group grew from.
     """
 

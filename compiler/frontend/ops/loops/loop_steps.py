@@ -56,7 +56,7 @@ def read_scan(builder: GraphBuilder, node: OnnxNode) -> OnnxScan:
 
 
 def emit_as_scan(builder: GraphBuilder, node: OnnxNode) -> list[str] | None:
-    """Emit a Loop or Scan as `scan`. Returns its results, "" for omitted ones; None if it must be unrolled."""
+    """Emit a Loop or Scan as `scan`. Returns its results, "" for omitted results; None if it must be unrolled."""
     if node.op_type == "Scan":
         scan = read_scan(builder, node)
         results = _emit_steps(builder, node, scan.steps, scan)
