@@ -186,17 +186,17 @@ def _batch_product(builder: GraphBuilder, node: Node, a: Quantity, b: Quantity) 
     (first, left), (second, right) = _mix_signs(builder, _center(builder, a), _center(builder, b))
     first, second = _filled_terms(builder, first, 2), _filled_terms(builder, second, 1)
     whole = builder.emit("qbatch_matmul", [first, second], name=node.name)
-    shape = builder.value(whole).shape
+    correction = left * right * depth
     for name, axis, zero in ((first, 2, right), (second, 1, left)):
         if zero:
             wide = builder.emit("cast", [name], {"dtype": "int32"})
             sums = builder.emit("reduce_sum", [wide], {"axes": (axis,), "keepdims": True})
             factor = spread(np.array(-zero, np.int32), builder.value(sums).shape)
             excess = builder.emit("mul", [sums, builder.constant(factor, "zero")])
+            if correction:
+                number = spread(np.array(correction, np.int32), builder.value(sums).shape)
+                excess, correction = builder.emit("add", [excess, builder.constant(number, "zeros")]), 0
             whole = builder.emit("add", [whole, excess])
-    if left and right:
-        number = np.array(left * right * depth, np.int32)
-        whole = builder.emit("add", [whole, builder.constant(spread(number, shape), "zeros")])
     return _scale(builder, node, whole, (a.scale.astype(np.float32) * b.scale.astype(np.float32)).reshape(()))
 
 
