@@ -31,7 +31,7 @@ from retune.compiler.graph.ir import Array, Graph, Value
 from retune.compiler.graph.region import Dimension, Dims, Region, RuntimeValue, Shape, check_results, names_in
 from retune.compiler.graph.symbolic import SymbolicBuilder, SymbolicGraph, element_symbols, variants
 from retune.compiler.graph.symbolic_region import RegionBytes, SymbolicRegion
-from retune.compiler.ir.dims import Assumptions, Dim
+from retune.compiler.ir.dims import Assumptions, Dim, Guard
 from retune.compiler.runtime.archive import DAMAGE, damage_text
 
 _log = logging.getLogger(__name__)
@@ -129,8 +129,8 @@ class OnnxRegion(Region):
 
     def _symbolic_graph(
         self, inputs: Sequence[Value], known: Mapping[str, Array], numbers: Mapping[str, int]
-    ) -> SymbolicGraph | None:
-        """The graph, with `numbers` for the symbols where decisions need them; None if the conversion fails."""
+    ) -> SymbolicGraph | tuple[Guard, ...]:
+        """The graph, with `numbers` for the symbols where decisions need them; if it fails the decisions."""
         builder = SymbolicBuilder(self.name, inputs, known)
         with Assumptions(numbers) as assumed:
             conversion = Conversion(builder, CONVERTERS, self.opset)
@@ -138,10 +138,10 @@ class OnnxRegion(Region):
                 names = conversion.convert(self.graph, {value.name: value.name for value in inputs})
             except ModelError as error:  # too large for these numbers, which only stand for others
                 _log.debug("region %s has no symbolic graph for %s: %s", self.name, numbers, error)
-                return None
+                return assumed.guards
             if conversion.problems:
                 _log.debug("region %s has no symbolic graph for %s: %s", self.name, numbers, conversion.problems)
-                return None
+                return assumed.guards
             graph = builder.finish({name: names[name] for name in self.outputs})
         return SymbolicGraph(graph, assumed.guards, frozenset(known))
 

@@ -10,7 +10,7 @@ from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from retune.compiler.graph.partition.memoize import memoize
 from retune.compiler.graph.verify import call_of, infer_value
-from retune.compiler.ir.dims import Dim, integers, same
+from retune.compiler.ir.dims import Dim, integers, same, same_shape
 from retune.compiler.ops import OPS, FusionKind
 
 _log = logging.getLogger(__name__)
@@ -97,6 +97,8 @@ class GraphBuilder:
         node = Node(op, tuple(inputs), (self._fresh(wish),), dict(attrs or {}), name)
         described = [self._values[operand] for operand in inputs]
         value = infer_value(node, described) if known is None else Value(node.output, known.shape, known.dtype)
+        if op == "slice" and set(node.ints("steps")) <= {1} and same_shape(value.shape, described[0].shape):
+            return inputs[0]
         # Before anything of that size is allocated or folded.
         if isinstance(value.size, int) and value.size > _MOST_ELEMENTS:  # a `Dim` is no int, and may be any number
             raise call_of(node, described).misfit(f"{value} has too many elements")

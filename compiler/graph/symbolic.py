@@ -18,7 +18,7 @@ from retune.compiler.graph.builder import KEPT, WEIGHTS, GraphBuilder
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from retune.compiler.graph.verify import call_of
-from retune.compiler.ir.dims import Dim, Guard, integers, same, substitute
+from retune.compiler.ir.dims import Dim, Guard, integers, is_certain, same, substitute, symbols_in
 
 _SCALES = (7, 37, 211, 4001)
 """Extents that most networks accept: small ones first, since pooling needs larger ones, and windows of sounds more."""
@@ -28,6 +28,8 @@ _APART = (0, 4, 6, 10, 12, 16, 22, 24)
 """Added to a scale for each symbol, so that symbols differ."""
 _MOST_TRIES = 16
 """A conversion takes about as long as for known shapes; a network with few symbols needs three to six."""
+_LAST = 3
+"""Decisions about zero that show whether two extents fit each other: both may also be 1."""
 _MOST_ELEMENTS = 8
 """Most elements of an input with symbolic elements: a size, some extents, not data."""
 
@@ -190,11 +192,11 @@ def element_symbols(value: Value) -> Array | None:
 
 
 def variants(
-    convert: Callable[[Mapping[str, int]], SymbolicGraph | None], symbols: Sequence[str]
+    convert: Callable[[Mapping[str, int]], SymbolicGraph | tuple[Guard, ...]], symbols: Sequence[str]
 ) -> tuple[SymbolicGraph, ...]:
-    """The symbolic graphs of `convert`, which gets numbers to resolve decisions, and returns None if it cannot convert
-    for them. The most general comes first. The others are for numbers just beyond earlier guards, such as an extent of
-    1, or two equal extents.
+    """The symbolic graphs of `convert`, which gets numbers to resolve decisions, and returns the decisions if it cannot
+    convert for them. The most general comes first. The others are for numbers just beyond earlier guards, such as an
+    extent of 1, or two equal extents; without a graph beyond the last decisions, as for extents that must be equal.
     """
     graphs: list[SymbolicGraph] = []
     # Breadth first: variants close to the general shape are the likeliest to occur.
@@ -206,24 +208,59 @@ def variants(
             continue
         tried.add(key)
         graph = convert(numbers)
-        if graph is not None:
+        if isinstance(graph, SymbolicGraph):
             graphs.append(graph)
-            beside = (pair for guard in graph.guards for pair in _beside(guard, numbers))
-            waiting.extend({**numbers, symbol: number} for symbol, number in beside)
+            guards = graph.guards
+        else:
+            guards = tuple(guard for guard in graph if guard.is_zero)[-_LAST:]
+        beside = (pair for guard in guards for pair in _beside(guard, numbers))
+        waiting.extend({**numbers, symbol: number} for symbol, number in beside)
     return tuple(graphs)
 
 
 def likely_graph(graphs: Sequence[SymbolicGraph]) -> tuple[SymbolicGraph, dict[str, int]] | None:
     """The graph for large numbers, and such numbers for its symbols; None if no graph is known to hold for any. A graph
-    in which fewer extents have to be equal is preferred.
+    in which fewer extents have to be a number, or equal, is preferred.
     """
     likely: list[tuple[SymbolicGraph, dict[str, int]]] = []
     for index in (2, 1, 0, 3, 4):  # the largest usual scale first
         for graph in graphs:
             numbers = list(_general(graph.symbols))[index]
+            numbers |= {name: substitute(formula, numbers) for name, formula in solve(graph.guards).items()}
             if all(guard.dim.symbols <= numbers.keys() and guard.fits(numbers) for guard in graph.guards):
                 likely.append((graph, numbers))
-    return min(likely, key=lambda pair: sum(guard.is_zero and guard.holds for guard in pair[0].guards), default=None)
+    return min(likely, key=lambda pair: _restrictions(pair[0].guards), default=None)
+
+
+def _restrictions(guards: Sequence[Guard]) -> tuple[int, int]:
+    """How many extents have to be a number, and how many are equal to something."""
+    equal = [guard for guard in guards if guard.is_zero and guard.holds]
+    return sum(len(guard.dim.symbols) == 1 for guard in equal), len(equal)
+
+
+def solve(guards: Iterable[Guard]) -> dict[str, int]:
+    """The symbols that guards say to be equal to something, and what that is, a formula of other symbols."""
+    solved: dict[str, int] = {}
+    for guard in guards:
+        names = {name: Dim.symbol(name) for name in guard.dim.symbols}
+        dim = substitute(guard.dim, names | solved) if guard.is_zero and guard.holds else 0
+        linear = [(terms[0], factor) for terms, factor in (dim.terms.items() if isinstance(dim, Dim) else ()) if terms]
+        formulas = {
+            symbol: Dim.symbol(symbol) - factor * dim
+            for symbol, factor in linear
+            if isinstance(symbol, str) and factor in (1, -1)
+        }
+        formulas = {symbol: formula for symbol, formula in formulas.items() if symbol not in symbols_in(formula)}
+        # Rather n = m + 1 than m = n - 1, which does not show that it is never negative.
+        symbol = min(formulas, key=lambda name: not is_certain(formulas[name] + 1), default=None)
+        if symbol is not None:
+            own = {symbol: formulas[symbol]}
+            solved = {name: _replace(formula, own) for name, formula in solved.items()} | own
+    return solved
+
+
+def _replace(formula: int, formulas: Mapping[str, int]) -> int:
+    return substitute(formula, {name: Dim.symbol(name) for name in symbols_in(formula)} | dict(formulas))
 
 
 def _general(symbols: Sequence[str]) -> Iterator[dict[str, int]]:

@@ -96,7 +96,7 @@ class Dim(_Integer):
                 symbols.add(atom)
             else:
                 parts = (atom.numerator, atom.denominator)
-                symbols = symbols.union(*(part.symbols for part in parts if isinstance(part, Dim)))
+                symbols = symbols.union(*map(symbols_in, parts))
         return frozenset(symbols)
 
     def _atoms(self) -> Iterable[Atom]:
@@ -189,6 +189,11 @@ class Dim(_Integer):
             sign = " - " if factor < 0 else " + "
             text += (sign if text else sign.strip().replace("+", "")) + product
         return text
+
+
+def symbols_in(value: int) -> frozenset[str]:
+    """The symbols of an extent, none of a number."""
+    return value.symbols if isinstance(value, Dim) else frozenset()
 
 
 def is_integer(value: object) -> TypeGuard[int]:

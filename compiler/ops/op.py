@@ -248,15 +248,15 @@ def broadcast_shapes(first: Shape, second: Shape) -> Shape | None:
     """The shape that both shapes broadcast to by NumPy's rule, or None when there is none."""
     extents: list[int] = []
     for a, b in zip_longest(reversed(first), reversed(second), fillvalue=1):
-        # Structurally first: what is equal for all sizes needs no guard that it is not 1.
-        if same(a, b):
-            extents.append(a)
-        elif same(a, 1) or same(b, 1):
+        # A literal first, then what is equal: neither needs a guard about 1.
+        if same(a, 1) or same(b, 1):
             extents.append(b if same(a, 1) else a)
-        elif a != b and a != 1 and b != 1:
-            return None
+        elif a == b or b == 1:
+            extents.append(a)
+        elif a == 1:
+            extents.append(b)
         else:
-            extents.append(b if a == 1 else a)
+            return None
     return tuple(reversed(extents))
 
 

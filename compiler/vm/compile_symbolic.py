@@ -20,7 +20,7 @@ from retune.compiler.graph.partition.partition import FusedCall, Partition, part
 from retune.compiler.graph.partition.to_plan import to_symbolic_plan
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.region import Param
-from retune.compiler.graph.symbolic import SymbolicGraph, likely_graph, substitute_attr
+from retune.compiler.graph.symbolic import SymbolicGraph, likely_graph, solve, substitute_attr
 from retune.compiler.graph.symbolic_region import RegionBytes, SymbolicRegion
 from retune.compiler.ir.dims import Assumptions, Dim, Guard, substitute
 from retune.compiler.ir.guards import strongest
@@ -92,10 +92,13 @@ def _compile(
     if likely is None or not likely[0].constants <= constants.keys():
         return Unsupported("no numbers are known that its guards allow")
     variant, numbers = likely
+    equal = solve(variant.guards)
+    numbers = {name: number for name, number in numbers.items() if name not in equal}
     if len(numbers) > MOST_SYMBOLS:
         return Unsupported(f"it has more than {MOST_SYMBOLS} symbolic extents")
     renaming = {name: f"{re.sub(r'[^A-Za-z0-9]+', '_', name)}_{number}" for number, name in enumerate(numbers)}
-    dims = {name: Dim.symbol(f"n_{new}") for name, new in renaming.items()}
+    dims: dict[str, int] = {name: Dim.symbol(f"n_{new}") for name, new in renaming.items()}
+    dims |= {name: substitute(formula, dims) for name, formula in equal.items()}
     guards = tuple(_rename(variant.guards, dims))
     with Assumptions({str(dims[name]): number for name, number in numbers.items()}, guards) as assumed:
         graph = optimize(variant.static(dims, constants))
@@ -133,7 +136,7 @@ def _note(built: KernelArtifact | Unsupported) -> str:
     return f"compiled for each shape: {built.reason}" if isinstance(built, Unsupported) else ""
 
 
-def _rename(guards: tuple[Guard, ...], dims: Mapping[str, Dim]) -> Iterator[Guard]:
+def _rename(guards: tuple[Guard, ...], dims: Mapping[str, int]) -> Iterator[Guard]:
     for guard in guards:
         dim = substitute(guard.dim, dims)
         if isinstance(dim, Dim):

@@ -16,10 +16,7 @@ from retune.compiler.ir.dims import Dim, integers, same, whole
 
 def take(builder: GraphBuilder, x: str, axis: int, indices: Sequence[int], name: str = "") -> str:
     """The elements of `x` at constant, non-negative indices along an axis: a slice if they are evenly spaced."""
-    shape = builder.value(x).shape
     indices = list(indices)
-    if len(indices) == shape[axis] and indices == list(range(len(indices))):
-        return x
     step = indices[1] - indices[0] if len(indices) > 1 else 1
     # A slice is one strided read that fuses with its readers; a gather needs a table and has no vector load.
     if indices and step > 0 and indices == [indices[0] + step * number for number in range(len(indices))]:
@@ -39,8 +36,6 @@ def slice_axis(builder: GraphBuilder, x: str, axis: int, start: int, stop: int, 
     first, last = (_clamp(number, extent) for number in (start, stop))
     if first > last or same(first, last):
         return take(builder, x, axis, (), name)
-    if same(first, 0) and same(last, extent) and step == 1:
-        return x
     if step > 1:
         # The end is right after the last element, so that equal slices have one form.
         step = step if last - first > step else 1

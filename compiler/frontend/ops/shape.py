@@ -15,7 +15,7 @@ from retune.compiler.frontend.ops.elementwise import Converter, formula_of
 from retune.compiler.frontend.ops.indexing import cut, slice_axis, take
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Attribute
-from retune.compiler.ir.dims import integers, whole
+from retune.compiler.ir.dims import integers, may_be_positive, whole
 from retune.compiler.ops.op import broadcast_shapes
 
 # Beyond any extent, and far enough from 2^63 that adding an extent does not wrap.
@@ -126,7 +126,7 @@ def _transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 def _concat(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     shapes = [builder.value(name).shape for name in node.inputs]
     axis = node.axis(node.integer("axis", 0), len(shapes[0]))
-    filled = [name for name, shape in zip(node.inputs, shapes, strict=True) if shape[axis] > 0]
+    filled = [name for name, shape in zip(node.inputs, shapes, strict=True) if may_be_positive(shape[axis])]
     if len(filled) <= 1:
         return [(filled or node.inputs)[0]]
     return [builder.emit("concat", filled, {"axis": axis}, name=node.name, output=node.outputs[0])]

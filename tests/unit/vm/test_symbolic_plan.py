@@ -102,6 +102,28 @@ def strided() -> onnx.ModelProto:
     return model(nodes, [tensor("x", [1, 8, "n"])], [tensor("out", [1, None, 8])], weights)
 
 
+def decoder_step() -> onnx.ModelProto:
+    """Attention of one token to a cache and itself, under a mask of one column more than the cache, and the cache with
+    the token. The model says of the columns only that they are some number.
+    """
+    nodes = [
+        node("Concat", ["cache", "x"], ["keys"], axis=1),
+        node("Transpose", ["keys"], ["columns"], perm=[0, 2, 1]),
+        node("MatMul", ["x", "columns"], ["scores"]),
+        node("Add", ["scores", "mask"], ["masked"]),
+        node("Softmax", ["masked"], ["weights"], axis=-1),
+        node("MatMul", ["weights", "keys"], ["out"]),
+    ]
+    inputs = [tensor("x", [1, 1, 8]), tensor("cache", [1, "past", 8]), tensor("mask", [1, 1, "total"])]
+    return model(nodes, inputs, [tensor("out", [1, 1, 8]), tensor("keys", [1, None, 8])])
+
+
+def first_token() -> onnx.ModelProto:
+    """The first row of a product."""
+    nodes = [node("MatMul", ["x", "w"], ["y"]), node("Gather", ["y", "first"], ["out"], axis=0)]
+    return model(nodes, [tensor("x", ["n", 8])], [tensor("out", [1, 24])], {"w": WEIGHTS["w"], "first": np.array([0])})
+
+
 def machine_of(source: onnx.ModelProto, **options: Any) -> vm.VirtualMachine:
     code, library = vm.compile(source, threads=2).save()
     exe = vm.Executable.load_exec(code, library)
@@ -147,6 +169,28 @@ def test_an_even_and_an_odd_number_of_samples_have_the_same_kernels() -> None:
     for samples in (9, 10, 11, 64, 3, 2, 301):
         check(machine, source, 1, 8, samples)
     assert vm.compile(source).per_shape == {}
+    assert machine.specializations() == ()
+
+
+def test_a_cache_grows_from_nothing_in_the_same_kernels() -> None:
+    source = decoder_step()
+    exe = vm.compile(source)
+    assert exe.per_shape == {}
+    machine = machine_of(source)
+    for past in (3, 0, 1, 2, 40):
+        inputs = {"x": floats(1, 1, 8), "cache": floats(1, past, 8), "mask": floats(1, 1, past + 1)}
+        for ours, theirs in zip(machine.run(**inputs), reference(source, inputs), strict=True):
+            assert ours.shape == theirs.shape
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert machine.specializations() == ()
+    with pytest.raises(ValueError, match="broadcast"):
+        machine.run(x=floats(1, 1, 8), cache=floats(1, 3, 8), mask=floats(1, 1, 3))
+
+
+def test_one_row_has_the_kernels_of_several() -> None:
+    machine = machine_of(first_token())
+    for rows in (5, 1, 2):
+        check(machine, first_token(), rows, 8)
     assert machine.specializations() == ()
 
 
