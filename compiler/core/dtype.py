@@ -101,6 +101,7 @@ def least_normal(dtype: str) -> float:
     return float(ml_dtypes.finfo(dtype).smallest_normal)  # type: ignore[no-untyped-call]
 
 
+@cache
 def finite_limit(dtype: str, *, is_least: bool) -> float:
     if not is_float(dtype):
         limits = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]

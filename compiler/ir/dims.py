@@ -64,10 +64,11 @@ class Dim(_Integer):
     Symbols that end in `]` stand for elements of arrays, and may be negative; all others are extents.
     """
 
-    __slots__ = ("_hash", "terms")
+    __slots__ = ("_hash", "_text", "terms")
 
     terms: Mapping[Monomial, int]
     _hash: int
+    _text: str
 
     def __new__(cls, terms: Mapping[Monomial, int]) -> "Dim":
         """`terms`: products and their nonzero factors, at least a symbol in one product; see `_sum`."""
@@ -75,6 +76,7 @@ class Dim(_Integer):
         # A canonical order: equal polynomials have equal terms, hashes and texts.
         dim.terms = dict(sorted(terms.items(), key=_order))
         dim._hash = hash(tuple(dim.terms.items()))
+        dim._text = ""
         return dim
 
     @classmethod
@@ -182,6 +184,11 @@ class Dim(_Integer):
         return str(self)
 
     def __str__(self) -> str:
+        if not self._text:  # products are sorted by the texts of their factors
+            self._text = self._to_text()
+        return self._text
+
+    def _to_text(self) -> str:
         text = ""
         for monomial, factor in self.terms.items():
             names = [str(atom) for atom in monomial]
