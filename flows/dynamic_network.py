@@ -67,7 +67,10 @@ def tune_dynamic(job: TuneJob, tell: Callable[[str], None], trials_each: int | N
     budget = Budget(trials_each * len(tasks), None) if trials_each else job.budget
     measuring = job.measuring(sum(array.nbytes for array in program.constants.values()))
     with LocalMeasurer.with_options(measuring) as measurer:
-        confirmed = tune_by_shape(tasks, measurer, budget, seed=job.options.seed, tell=tell)
+        options = job.options
+        confirmed = tune_by_shape(
+            tasks, measurer, budget, seed=options.seed, tell=tell, patience=options.early_stopping
+        )
     _store(job, confirmed, job.run_info(new_id(), measuring))
     for winner in confirmed:
         tell(

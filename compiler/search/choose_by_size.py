@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import inf, isqrt
 
-from retune.compiler.ir.dims import Dim, substitute
+from retune.compiler.ir.dims import Assumptions, Dim, substitute
 from retune.compiler.schedule.axis_classes import SymbolicProgram
 from retune.compiler.schedule.steps import SizeLimit, Step
 from retune.compiler.schedule.task import SearchTask
@@ -63,12 +63,13 @@ def choose_by_size(task: SearchTask, programs: Sequence[TimedProgram], most: int
 
 def _axes(task: SearchTask) -> list[tuple[SizeLimit, list[int]]]:
     """A limit on each symbolic axis, for any size, and the extents of the axis at the task's shapes."""
-    program = SymbolicProgram.of((*task.dag.inputs, *task.dag.outputs), keeps_rows=True)
-    return [
-        (SizeLimit(*axis_of(program, known), 0), [substitute(known.extent, shape.sizes) for shape in task.shapes])
-        for known in program.classes
-        if isinstance(known.extent, Dim)
-    ]
+    with Assumptions({}, ()):  # as `lower_symbolic`
+        program = SymbolicProgram.of((*task.dag.inputs, *task.dag.outputs), keeps_rows=True)
+        return [
+            (SizeLimit(*axis_of(program, known), 0), [substitute(known.extent, shape.sizes) for shape in task.shapes])
+            for known in program.classes
+            if isinstance(known.extent, Dim)
+        ]
 
 
 def _cut(

@@ -79,16 +79,18 @@ def tune_by_shape(
     options: SearchOptions | None = None,
     seed: int = 0,
     tell: Callable[[str], None] = lambda _: None,
+    patience: int = 0,
 ) -> list[Confirmation]:
     """Spend the budget on tasks with `shapes`, each with the weight of its calls, and confirm the best kernel of each,
-    of at most `MOST_PROGRAMS` programs. `tell` is called with a line after each round.
+    of at most `MOST_PROGRAMS` programs. `tell` is called with a line after each round, and after `patience` trials
+    without a gain (0: never) the search ends.
 
     Raises: MeasureError when nothing can be measured.
     """
     model, began = XGBModel(seed=seed, threads=1), time.monotonic()
     shaped = [_ShapedTask(task, weight, BlockSearch(task, model, options, seed)) for task, weight in tasks]
     loop = TuningLoop(shaped, seed=seed)
-    for round_ in loop.rounds_until(budget, _BATCH, clock=lambda: time.monotonic() - began):
+    for round_ in loop.rounds_until(budget, _BATCH, patience, clock=lambda: time.monotonic() - began):
         own = loop.tasks[round_.index]
         first = () if own.measured else (default_program(own.task),)
         candidates = (*first, *own.search.ask(round_.count - len(first), own.state.rounds, round_.spent))
