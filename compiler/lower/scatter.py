@@ -4,23 +4,29 @@
     after:  for r: if 0 <= index[r] < extent: out[index[r]] = out[index[r]] + update[r]
 
 The terms of an element are joined in the same order, so the results are the same; the time grows with the number of
-terms, not with its product with the number of elements.
+terms, not with its product with the number of elements. Threads share elements along an axis that no index names: each
+visits all terms, in order, for its own elements.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+from retune.compiler.core.dtype import item_bytes
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Cast, Expr, Select, Var, const
-from retune.compiler.ir.stmt import For, If, Let, LoopKind, Stmt, block
-from retune.compiler.ir.visit import variables
+from retune.compiler.ir.rewrite import rewrite
+from retune.compiler.ir.stmt import For, If, Let, LoopKind, Stmt, block, map_exprs
+from retune.compiler.ir.visit import substitute, variables
 from retune.compiler.lower.nests import join_into, stores, wrap_in_guards
 from retune.compiler.te.reduction import Axis, Reduce, as_body, values_of
 
 _FEWEST_TERMS = 8
 """With fewer terms, testing each of them for each element is cheap, and runs in parallel."""
 _PARALLEL = 1 << 16
-"""Elements whose initial values justify several threads."""
+"""Elements, or terms, that justify several threads."""
+_LEAST_PART = 256
+"""Bytes of a row that a thread joins: fewer cost as much as the lookup of the row's index."""
+_MOST_PARTS = 16
 
 
 def scatter(
@@ -61,10 +67,36 @@ def scatter(
         extent = spatial[var].extent
         leaf = If(index >= 0, If(index < extent, Let(var, index, extent, leaf)))
     update = _loop_over([*axes[:first], *body.axes, *after], variable, wrap_in_guards(outside, leaf))
-    start = _loop_over(axes[1:], variable, stores(buffers, target, starts))
-    size = prod(axis.extent for axis in axes)
-    kind = LoopKind.PARALLEL if size >= _PARALLEL and axes[0].extent > 1 else LoopKind.SERIAL
-    return block(For(variable[axes[0]], axes[0].extent, kind, start), update)
+    free = [axis for axis in axes if variable[axis] not in named]
+    if prod(axis.extent for axis in (*free, *body.axes)) >= _PARALLEL and free:
+        update = _in_parts(update, variable[free[0]], free[0].extent, prod(axis.extent for axis in free), buffers[0])
+    start = _loop_over(axes, variable, stores(buffers, target, starts))
+    if prod(axis.extent for axis in axes) >= _PARALLEL and axes[0].extent > 1 and isinstance(start, For):
+        start = replace(start, kind=LoopKind.PARALLEL)
+    return block(start, update)
+
+
+def _in_parts(stmt: Stmt, var: Var, extent: int, row: int, buffer: Buffer) -> Stmt:
+    """The loops of `stmt` with the loop over `var`, along rows of `row` elements, cut into parts for threads.
+
+    before: for r: for i: body                after: parallel p: for r: for i in width: body at p * width + i
+    """
+    if isinstance(stmt, For) and stmt.var == var:
+        return replace(stmt, kind=LoopKind.PARALLEL) if extent > 1 else stmt
+    least = -(-_LEAST_PART * extent // (row * item_bytes(buffer.dtype)))
+    width = min(width for width in range(1, extent + 1) if extent % width == 0
+                and (width == extent or (width >= least and extent // width <= _MOST_PARTS)))  # fmt: skip
+    if width == extent:
+        return stmt
+    part = Var(f"{var.name}.part")
+    point = part * width + var
+
+    def narrow(loop: For) -> Stmt | None:
+        if loop.var != var:
+            return None
+        return replace(loop, extent=width, body=map_exprs(loop.body, lambda expr: substitute(expr, {var: point})))
+
+    return For(part, extent // width, LoopKind.PARALLEL, rewrite(stmt, {For: narrow}))
 
 
 def _loop_over(axes: Sequence[Axis], variable: Mapping[Axis, Var], stmt: Stmt) -> Stmt:

@@ -6,13 +6,15 @@ element of the result asks which updates go there. On CPUs `retune.compiler.lowe
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add, mul
 from typing import cast
 
 import numpy as np
 
 from retune.compiler import te
+from retune.compiler.ir.dims import same
 from retune.compiler.ir.expr import Expr, is_float
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape
 from retune.compiler.ops.reduce import argmax, argmin
@@ -22,14 +24,8 @@ from retune.compiler.te.tensor import RANKS, SCATTERS, Tensor
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
 """How a scattered element joins the one that is there."""
+Point = tuple[Expr, ...]
 _JOIN: Mapping[str, np.ufunc] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
-
-# Commutative: of numbered updates the one with the highest number wins, in whatever order they are joined.
-_last = te.comm_reducer(
-    lambda x, y: (te.select(x[1] > y[1], x[0], y[0]), te.maximum(x[1], y[1])),
-    lambda value, _: (te.const(0, value), te.const(-1, "int64")),
-    "last",
-)
 
 
 def _require_indices(call: OpCall) -> None:
@@ -309,36 +305,42 @@ def _gather_nd_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _scatter_elements(call: OpCall) -> Lowered:
-    """x with updates, of the indices' shape, joined to it at the indices along an axis; without a reduction the last
-    update of an element wins.
+    """x with updates joined to it at the indices along an axis; without a reduction the last update of an element wins.
+
+    The indices have the updates' shape, or an extent of 1 along axes, except `axis`, whose updates share an index.
     """
     x, where, new = call.types
     axis = call.require_axis()
     _require_indices(call)
-    _require_smaller(call, where.shape, axis)
-    fits = new.shape == where.shape and new.dtype == x.dtype and call.text("reduction") in REDUCTIONS
+    _require_smaller(call, new.shape, axis)
+    fits = len(where.shape) == len(new.shape) and all(
+        same(index, extent) or (same(index, 1) and d != axis)
+        for d, (index, extent) in enumerate(zip(where.shape, new.shape, strict=True))
+    )
+    fits = fits and new.dtype == x.dtype and call.text("reduction") in REDUCTIONS
     call.require(fits, f"needs an update for each index, and one of the reductions {REDUCTIONS}")
+    shared = [d for d, extent in enumerate(where.shape) if not same(extent, new.shape[d])]
+    reach = (*new.shape[:axis], x.shape[axis], *new.shape[axis + 1 :])
 
     def build(source: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
         along = te.reduce_axis(indices.shape[axis], "r")
 
-        def hit(i: tuple[Expr, ...]) -> tuple[Expr, Expr]:
-            point = (*i[:axis], along, *i[axis + 1 :])
-            # Indices may be fewer than elements along the other axes: what lies beyond them gets no update.
-            near = [i[d] < indices.shape[d] for d in range(len(i)) if d != axis and indices.shape[d] < source.shape[d]]
-            same = te.equal(_from_front(indices[point], source.shape[axis]), i[axis])
-            # Lazily, since beyond them there is no index to read.
-            inside = te.if_then_else(te.logical_and(*near), same, te.const(False)) if near else same
-            return inside, updates[point]
+        def hit(i: Point) -> Expr:
+            point = [te.const(0) if d in shared else i[d] for d in range(len(i))]
+            point[axis] = along
+            return te.equal(_from_front(indices[tuple(point)], source.shape[axis]), i[axis])
 
-        return _scatter(call, source, hit, [along])
+        def update(i: Point, row: Point) -> Expr:
+            return updates[(*i[:axis], *row, *i[axis + 1 :])]
+
+        return _Scatter(call, source, reach, shared, (along,), hit, update).build()
 
     return Lowered(x.shape, x.dtype, build)
 
 
 def _scatter_elements_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     x, indices, updates = arrays
-    return _joined_array(call, x, _points(call, x, indices), updates)
+    return _joined_array(call, x, _points(call, x, np.broadcast_to(indices, updates.shape)), updates)
 
 
 def _scatter_nd(call: OpCall) -> Lowered:
@@ -353,11 +355,16 @@ def _scatter_nd(call: OpCall) -> Lowered:
     def build(source: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
         rows = [te.reduce_axis(extent, f"r{d}") for d, extent in enumerate(indices.shape[:-1])]
 
-        def hit(i: tuple[Expr, ...]) -> tuple[Expr, Expr]:
+        def hit(i: Point) -> Expr:
             same = [te.equal(_from_front(indices[(*rows, te.const(d))], source.shape[d]), i[d]) for d in range(named)]
-            return te.logical_and(*same), updates[(*rows, *i[named:])]
+            return te.logical_and(*same)
 
-        return _scatter(call, source, hit, rows)
+        def update(i: Point, row: Point) -> Expr:
+            return updates[(*row[: len(rows)], *i[named:])]
+
+        shared = range(named, len(source.shape))
+        axes = tuple(rows) or (te.reduce_axis(1, "r"),)
+        return _Scatter(call, source, source.shape, shared, axes, hit, update).build()
 
     return Lowered(x.shape, x.dtype, build)
 
@@ -376,45 +383,71 @@ def _joined_array(call: OpCall, x: Array, points: tuple[Array, ...], updates: Ar
     return result
 
 
-def _scatter(
-    call: OpCall, source: Tensor, hit: Callable[[tuple[Expr, ...]], tuple[Expr, Expr]], axes: list[Axis]
-) -> Tensor:
-    """`hit` says of an element whether the update at the reduce axes goes there, and gives that update."""
-    how = call.text("reduction")
-    if not axes:
-        return te.compute(source.shape, lambda *i: _join(how, source[i], *hit(i)), name=call.name)
-    if how != "none":
+@dataclass(frozen=True, slots=True)
+class _Scatter:
+    """A scatter into `source`, of which updates reach the elements below `reach`. Elements that differ along the axes
+    `shared` alone get the same updates, numbered by the reduction `axes`: `hit` says of an element whether the update
+    at the axes goes there, `update` is the update of an element with a number.
+    """
+
+    call: OpCall
+    source: Tensor
+    reach: Shape
+    shared: Collection[int]
+    axes: tuple[Axis, ...]
+    hit: Callable[[Point], Expr]
+    update: Callable[[Point, Point], Expr]
+
+    def build(self) -> Tensor:
+        """The source with its updates."""
+        source, how = self.source, self.call.text("reduction")
+        if how == "none":
+            return self._last()
         reducer = {"add": te.sum, "mul": te.prod, "max": te.max, "min": te.min}[how]
+        join: Callable[[Expr, Expr], Expr] = {"add": add, "mul": mul, "max": te.maximum, "min": te.minimum}[how]
+        joined = self._reduce(source.shape, reducer, lambda i: self.update(i, self.axes))
+        return te.compute(source.shape, lambda *i: join(source[i], joined[i]), name=self.call.name)
 
-        def total(*i: Expr) -> Expr:
-            here, update = hit(i)
-            (neutral,) = cast(Reduce, reducer(update, axes)).identities
-            return reducer(te.if_then_else(here, update, te.const(neutral, source.dtype)), axes)
-
-        joined = te.compute(source.shape, total, f"{call.name}_updates", {SCATTERS: True})
-        return te.compute(source.shape, lambda *i: _join(how, source[i], te.const(True), joined[i]), name=call.name)
-
-    def latest(*i: Expr) -> tuple[Expr, ...]:
-        here, update = hit(i)
+    def _last(self) -> Tensor:
+        """Each element's last update, found by number: the maximum, in whatever order updates are visited."""
+        count = math.prod(axis.extent for axis in self.axes)
+        dtype = "int32" if isinstance(count, int) and count < 1 << 31 else "int64"
         number: Expr = te.const(0)
-        for axis in axes:
+        for axis in self.axes:
             number = number * axis.extent + axis
-        value = te.if_then_else(here, update, te.const(0, source.dtype))
-        return _last((value, te.if_then_else(here, number, -1)), axes)
+        shape = tuple(1 if d in self.shared else extent for d, extent in enumerate(self.source.shape))
+        numbers = self._reduce(shape, te.max, lambda _: te.cast(dtype, number))
 
-    values, numbers = te.compute(source.shape, latest, f"{call.name}_updates", {SCATTERS: True})
-    return te.compute(source.shape, lambda *i: te.select(numbers[i] < 0, source[i], values[i]), name=call.name)
+        def body(*i: Expr) -> Expr:
+            last = numbers[tuple(te.const(0) if d in self.shared else index for d, index in enumerate(i))]
+            rest, row = te.maximum(te.cast("int64", last), 0), list[Expr]()
+            for axis in reversed(self.axes):
+                row.insert(0, rest % axis.extent if axis != self.axes[0] else rest)
+                rest = rest // axis.extent
+            near, update, old = self._is_near(i), self.update(i, tuple(row)), self.source[i]
+            # Vectors read every element's own update; rows are read if they have one.
+            if not self.shared and not near:
+                return te.select(last >= 0, update, old)
+            return te.if_then_else(te.logical_and(*near, last >= 0), update, old)
 
+        return te.compute(self.source.shape, body, name=self.call.name)
 
-def _join(how: str, old: Expr, here: Expr, update: Expr) -> Expr:
-    combined = {
-        "none": lambda: update,
-        "add": lambda: old + update,
-        "mul": lambda: old * update,
-        "max": lambda: te.maximum(old, update),
-        "min": lambda: te.minimum(old, update),
-    }[how]()
-    return te.select(here, combined, old)
+    def _reduce(self, shape: Shape, reducer: Callable[..., Expr], value: Callable[[Point], Expr]) -> Tensor:
+        """The values of the updates that go to each element, reduced."""
+
+        def body(*i: Expr) -> Expr:
+            near, hit, term = self._is_near(i), self.hit(i), value(i)
+            # Lazily, since beyond the indices there is none to read.
+            hit = te.if_then_else(te.logical_and(*near), hit, te.const(False)) if near else hit
+            (neutral,) = cast(Reduce, reducer(term, self.axes)).identities
+            return reducer(te.if_then_else(hit, term, te.const(neutral, term.dtype)), self.axes)
+
+        return te.compute(shape, body, f"{self.call.name}_updates", {SCATTERS: True})
+
+    def _is_near(self, i: Point) -> list[Expr]:
+        """The tests that an element may have updates."""
+        pairs = zip(self.reach, self.source.shape, strict=True)
+        return [i[d] < extent for d, (extent, whole) in enumerate(pairs) if not same(extent, whole)]
 
 
 _INJECTIVE, _OPAQUE = FusionKind.INJECTIVE, FusionKind.OPAQUE

@@ -232,6 +232,7 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
     ("gather_nd", [_DATA, _ROWS], {"batch_dims": 0}),
     ("gather_nd", [_DATA, np.array([[2], [0], [-1], [1]])], {"batch_dims": 1}),
     *(("scatter_elements", [_DATA, _ALONG, _DATA[:2, :1] * 3], attrs) for attrs in _ALONG_AXIS_1),
+    *(("scatter_elements", [_DATA, _ALONG[:1, :, :1], _DATA[:2, :1] * 3], attrs) for attrs in _ALONG_AXIS_1),
     *(("scatter_nd", [_DATA, _ROWS, _SLICES], {"reduction": reduction}) for reduction in _SCATTERED),
     ("scatter_nd", [_DATA, _ROWS[[0, 0, 1]], _SLICES], {"reduction": "none"}),
     ("scatter_nd", [_DATA, _ROWS[[0, 0, 0]], _SLICES], {"reduction": "add"}),

@@ -9,12 +9,12 @@ from functools import partial
 from retune.compiler.graph.builder import GraphBuilder, rewrite, rewrite_until_stable
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.passes.rules.arithmetic_rules import ARITHMETIC_RULES
-from retune.compiler.graph.passes.rules.constant_scatter import invert_scatter
 from retune.compiler.graph.passes.rules.layout_rules import LAYOUT_RULES, transpose_to_reshape
+from retune.compiler.graph.passes.rules.scatter_rules import SCATTER_RULES
 
 Rule = Callable[[GraphBuilder, Node], str | None]
 
-_RULES: tuple[Rule, ...] = (*ARITHMETIC_RULES, invert_scatter, *LAYOUT_RULES)
+_RULES: tuple[Rule, ...] = (*ARITHMETIC_RULES, *SCATTER_RULES, *LAYOUT_RULES)
 
 # More means rules that undo each other.
 _ROUNDS = 20
