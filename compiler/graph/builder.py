@@ -100,7 +100,8 @@ class GraphBuilder:
         if op == "slice" and set(node.ints("steps")) <= {1} and same_shape(value.shape, described[0].shape):
             return inputs[0]
         # Before anything of that size is allocated or folded.
-        if isinstance(value.size, int) and value.size > _MOST_ELEMENTS:  # a `Dim` is no int, and may be any number
+        # A `Dim` is no int, and may be any number.
+        if all(isinstance(extent, int) for extent in value.shape) and value.size > _MOST_ELEMENTS:
             raise call_of(node, described).misfit(f"{value} has too many elements")
         constant = self._fold(node, value, described)
         if constant is not None:
@@ -112,7 +113,7 @@ class GraphBuilder:
 
     def _fold(self, node: Node, value: Value, described: Sequence[Value]) -> Array | None:
         """The constant that replaces a node, if there is one. Raises: DefinitionError."""
-        if same(value.size, 0):
+        if any(same(extent, 0) for extent in value.shape):
             return np.empty(value.shape, value.dtype)
         if any(isinstance(extent, Dim) for extent in value.shape) or any(map(_has_dims, node.attrs.values())):
             return None

@@ -74,7 +74,7 @@ class Dim(_Integer):
         """`terms`: products and their nonzero factors, at least a symbol in one product; see `_sum`."""
         dim = object.__new__(cls)
         # A canonical order: equal polynomials have equal terms, hashes and texts.
-        dim.terms = dict(sorted(terms.items(), key=_order))
+        dim.terms = dict(sorted(terms.items(), key=_order)) if len(terms) > 1 else terms
         dim._hash = hash(tuple(dim.terms.items()))
         dim._text = ""
         return dim
@@ -285,6 +285,11 @@ def _sum(lhs: int, rhs: int, sign: int) -> int:
 
 
 def _product(lhs: int, rhs: int) -> int:
+    # Most products of shapes have a number for a factor, and many are with 1.
+    if type(rhs) is int:
+        lhs, rhs = rhs, lhs
+    if type(lhs) is int:
+        return rhs if lhs == 1 else _extent({monomial: lhs * factor for monomial, factor in _terms(rhs).items()})
     terms: dict[Monomial, int] = {}
     for left, factor in _terms(lhs).items():
         for right, weight in _terms(rhs).items():
