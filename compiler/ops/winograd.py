@@ -22,6 +22,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from retune.compiler import te
+from retune.compiler.core.dtype import sum_type
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.conv import window_extent, zero_padded
@@ -87,7 +88,7 @@ def _floats(rows: Sequence[Sequence[Fraction]]) -> Matrix:
 
 def transformed_weight(weight: NDArray[np.generic], tile: int) -> NDArray[np.generic]:
     """Weights (r, r, CI, CO), or (KD, r, r, CI, CO), in the transformed space: (alpha, alpha, CI, CO), or
-    (alpha, alpha, KD, CI, CO), of the same dtype.
+    (alpha, alpha, KD, CI, CO), of the same dtype; those of halves are float32.
 
     Computed in float64, so that only the last step rounds.
     """
@@ -95,7 +96,7 @@ def transformed_weight(weight: NDArray[np.generic], tile: int) -> NDArray[np.gen
     g = np.array(transform_matrices(tile, kernel)[2])
     # Rows and columns in one matrix product: several times as fast as one after the other.
     both, alpha = np.kron(g, g), len(g)
-    packed = np.empty((alpha, alpha, *weight.shape[:-4], *channels), weight.dtype)
+    packed = np.empty((alpha, alpha, *weight.shape[:-4], *channels), sum_type(weight.dtype.name))
     taps = weight.reshape(-1, kernel**2, prod(channels))
     by_tap = packed.reshape(alpha**2, len(taps), prod(channels))
     for number, image in enumerate(taps):
@@ -108,6 +109,7 @@ def _winograd(call: OpCall, rank: int) -> Lowered:
     tiles of `tile` results a side: (A, A, I, O), or (A, A, KD, I, O).
     """
     x, w = call.types
+    dtype = call.out_dtype or x.dtype
     tile, pads = call.integer("tile"), call.ints("pads")
     kernel = (*w.shape[2:-2], KERNEL, KERNEL)
     fits = len(x.shape) == len(w.shape) == rank + 2 and len(pads) == 2 * rank
@@ -121,9 +123,9 @@ def _winograd(call: OpCall, rank: int) -> Lowered:
     call.require(min(extents) > 0, f"the window {kernel} does not fit")
 
     def build(data: Tensor, weight: Tensor) -> Tensor:
-        return winograd_conv(data, weight, border, name=call.name, attrs=call.layout_free(weight))
+        return winograd_conv(data, weight, border, call.name, call.layout_free(weight), dtype)
 
-    return Lowered((x.shape[0], *extents, w.shape[-1]), x.dtype, build)
+    return Lowered((x.shape[0], *extents, w.shape[-1]), dtype, build)
 
 
 def _winograd_array(call: OpCall, arrays: Sequence[Array]) -> Array:
@@ -156,12 +158,15 @@ def winograd_conv(
     pads: Sequence[tuple[int, int]],
     name: str = "winograd_conv",
     attrs: Mapping[str, object] | None = None,
+    dtype: str = "",
 ) -> Tensor:
     """A stride-1 convolution of (N, H, W, CI), or (N, D, H, W, CI), with weights of `transformed_weight`.
 
     `pads` are the zeros before and after each spatial dimension. Returns (N, H', W', CO), or (N, D', H', W', CO).
-    `attrs` are those of the stage that reads the weights.
+    `attrs` are those of the stage that reads the weights. The result has type `dtype`, by default that of `data`;
+    halves are computed in float32.
     """
+    wide = sum_type(data.dtype)
     alpha, taps, (channels_in, channels_out) = packed.shape[0], packed.shape[2:-2], packed.shape[-2:]
     tile = alpha - KERNEL + 1
     _, b, _ = transform_matrices(tile, KERNEL)
@@ -177,7 +182,7 @@ def winograd_conv(
 
     def row(eps: Expr, n: Expr, *at: Expr) -> Expr:
         *z, th, x, ci = at
-        return rows_of(eps, [padded[(n, *z, th * tile + i, x, ci)] for i in range(alpha)])
+        return rows_of(eps, [te.cast(wide, padded[(n, *z, th * tile + i, x, ci)]) for i in range(alpha)])
 
     shape = (alpha, batch, *depth, tiles_h, tiles_w * tile + KERNEL - 1, channels_in)
     rows = te.compute(shape, row, "data_rows", varargs_names=(*outer, "th", "x", "ci"))
@@ -195,19 +200,19 @@ def winograd_conv(
         *z, th, tw, co = at
         read = [coordinate + offset for coordinate, offset in zip(z, window, strict=True)]
         factors = transformed[(eps, nu, n, *read, th, tw, rc)], packed[(eps, nu, *window, rc, co)]
-        return summed_product(data.dtype, *factors, [axis for axis in (*window, rc) if isinstance(axis, Axis)])
+        return summed_product(wide, *factors, [axis for axis in (*window, rc) if isinstance(axis, Axis)])
 
     shape = (alpha, alpha, batch, *out_depth, tiles_h, tiles_w, channels_out)
     names = (*outer, "th", "tw", "co")
     product = te.compute(shape, multiply, "bgemm", dict(attrs or {}), varargs_names=names)
-    return _transform_back(product, KERNEL, (batch, *out_depth, out_h, out_w, channels_out), name)
+    return _transform_back(product, (batch, *out_depth, out_h, out_w, channels_out), name, dtype or data.dtype)
 
 
-def _transform_back(product: Tensor, kernel: int, shape: Sequence[int], name: str) -> Tensor:
+def _transform_back(product: Tensor, shape: Sequence[int], name: str, dtype: str) -> Tensor:
     """The result of `shape`: tiles of outputs from their `product`, which is of shape (alpha, alpha, N, ..., CO)."""
     alpha, depth = product.shape[0], shape[1:-3]
-    tile = alpha - kernel + 1
-    columns_of = _products(list(zip(*transform_matrices(tile, kernel)[0], strict=True)))
+    tile = alpha - KERNEL + 1
+    columns_of = _products(list(zip(*transform_matrices(tile, KERNEL)[0], strict=True)))
     outer = ("z",) * len(depth)
     inverse = te.compute(
         (tile, *product.shape[1:]),
@@ -219,7 +224,7 @@ def _transform_back(product: Tensor, kernel: int, shape: Sequence[int], name: st
     def result(n: Expr, *at: Expr) -> Expr:
         *z, h, w, co = at
         values = [inverse[(h % tile, j, n, *z, h // tile, w // tile, co)] for j in range(alpha)]
-        return columns_of(w % tile, values)
+        return te.cast(dtype, columns_of(w % tile, values))
 
     return te.compute(tuple(shape), result, name, {TRANSFORMED: tile}, varargs_names=(*outer, "h", "w", "co"))
 

@@ -18,7 +18,8 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.prim_func import unique_name
 from retune.compiler.te.tensor import Tensor
 
-_SUMMED = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", *PRODUCTS)
+_CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", "winograd_conv2d", "winograd_conv3d")
+_SUMMED = (*_CONVOLUTIONS, *PRODUCTS)
 """Operators that sum products and have a sum of another dtype than the operands'."""
 _ROUNDED = frozenset(
     (

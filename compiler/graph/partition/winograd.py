@@ -1,6 +1,7 @@
 """Winograd's minimal filtering for fused groups with a 3x3 convolution of stride 1, also in three dimensions.
 
-Weights must be constant and tensors float32, channels last; in three dimensions the last two have the 3x3 taps.
+Weights must be constant and tensors float32 or halves, which are transformed in float32, channels last; in three
+dimensions the last two have the 3x3 taps.
 
 F(4x4, 3x3) needs a quarter of the products and four times the weights; F(2x2, 3x3) 4/9 of the products and 16/9 of the
 weights. With few tiles the larger weights cost more than the products save, so then the smaller transform is offered,
@@ -12,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from retune.compiler.core.dtype import item_bytes
+from retune.compiler.core.dtype import HALVES, item_bytes, sum_type
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Graph, Node, Value
@@ -91,7 +92,7 @@ class Winograd:
         # Lavin and Gray, 2015: F(m x m, r x r) needs (m + r - 1)^2 products for m^2 results, in place of m^2 r^2.
         alpha = self.tile + KERNEL - 1
         shape = (alpha, alpha, *weight.shape[:-4], *weight.shape[-2:])
-        packed = Value(f"{weight.name}.{self.name}", shape, weight.dtype)
+        packed = Value(f"{weight.name}.{self.name}", shape, sum_type(weight.dtype))
         nodes = tuple(self._node(other, packed.name) if other is node else other for other in group.nodes)
         return Variant(FusedOp(nodes, group.anchor), packed, weight.name, self.tile)
 
@@ -107,7 +108,7 @@ class Winograd:
         # The transforms of larger tiles have larger constants and lose accuracy by cancellation, depending on the
         # weights. The error is measured with the layer's own weights instead of being bounded for all.
         exact = evaluate_node(node, [image, weight.astype(np.float64)])
-        operands = [image.astype(weight.dtype), transformed_weight(weight, self.tile)]
+        operands = [image.astype(sum_type(weight.dtype.name)), transformed_weight(weight, self.tile)]
         result: Array = evaluate_node(self._node(node, ""), operands)
         return float(np.max(np.abs(result - exact))) <= TOLERANCE * float(np.max(np.abs(exact)))
 
@@ -115,7 +116,10 @@ class Winograd:
         """The predicted speedup over the group, in default schedules: the ratio of estimated cycles, of fewer products
         against transforms of the image and larger weights.
         """
-        weight, result = graph.values[group.core.inputs[1]].shape, graph.values[group.core.output]
+        constant, result = graph.values[group.core.inputs[1]], graph.values[group.core.output]
+        dtype, weight = constant.dtype, constant.shape
+        if dtype in HALVES and not hardware.converts(dtype):
+            return 0.0  # Instructions multiply halves faster.
         # Multiply-adds per pixel of the result and tap of a 3x3 window.
         terms, alpha = prod(weight[:-4]) * prod(weight[-2:]), self.tile + KERNEL - 1
         peak = hardware.multiply_adds_per_cycle(PER_CYCLE)
@@ -140,7 +144,7 @@ class Winograd:
         # Negative pads crop the image, which the transforms do not.
         if min(node.ints("pads")) < 0:
             return False
-        if weight.dtype != "float32" or min(weight.shape[-2:]) < LEAST_CHANNELS:
+        if weight.dtype not in ("float32", *HALVES) or min(weight.shape[-2:]) < LEAST_CHANNELS:
             return False
         few = _tiles(result, self.tile) < LEAST_TILES
         return not few and not any(

@@ -2,16 +2,22 @@
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from retune.compiler.core.dtype import HALVES
 from retune.compiler.core.target import HardwareParams, Target
+from retune.compiler.driver.build import build_kernel
 from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.evaluate import evaluate, evaluate_node
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.graph.partition.fuse import FusedOp, fuse
 from retune.compiler.graph.partition.partition import Partition, partition, with_alternatives
 from retune.compiler.graph.partition.winograd import WINOGRAD, Winograd
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.te.evaluate import evaluate as evaluate_tensors
 from tests.support.attributes import CONV
 from tests.support.winograd_network import network
@@ -165,3 +171,41 @@ def test_images_that_follow_each_other_give_the_direct_result(
     (found,), (wanted,) = evaluate(changed, inputs), evaluate(graph, inputs)
     assert found.shape == wanted.shape
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * float(np.abs(wanted).max()))
+
+
+@pytest.mark.parametrize("rewrite", WINOGRAD, ids=lambda one: one.name)
+@pytest.mark.parametrize("half", HALVES)
+def test_halves_are_transformed_in_float32_and_rounded_once(half: str, rewrite: Winograd) -> None:
+    rng = np.random.default_rng(2)
+    builder = GraphBuilder("halves", [Value("x", (1, 14, 14, 32), half)])
+    weight = builder.constant(rng.standard_normal((3, 3, 32, 32)).astype(half), "w")
+    bias = builder.constant(np.full(32, 16, half), "b")
+    product = builder.emit("conv2d", ("x", weight), CONV)
+    graph = builder.finish({"y": builder.emit("relu", (builder.emit("add", (product, bias)),))})
+    alternatives = cut(graph, (rewrite,)).alternatives
+    assert alternatives[0].speedup > 0
+    rewritten, parts = with_alternatives(graph, cut(graph, (rewrite,)), alternatives)
+    (call,) = parts.kernels
+    assert call.task.name.startswith(rewrite.name)
+    x = rng.standard_normal(graph.inputs[0].shape).astype(half)
+    values = {**rewritten.constants, "x": x}
+    kernel = build_kernel(call.task, default_steps(call.task.dag, call.task.hardware), "kernel")
+    buffers = [aligned_array(spec.buffer_shape, spec.dtype) for spec in kernel.args]
+    for name, spec, buffer in zip(call.inputs, kernel.args, buffers, strict=False):
+        buffer[...] = values[name] if spec.packing is None else spec.packing.pack(values[name])
+    load_kernels([kernel])["kernel"].bind(buffers, 2)()
+    wide = {name: array.astype("float64") for name, array in graph.constants.items()}
+    exact = evaluate_node(graph.nodes[0], [x.astype("float64"), wide[weight]])
+    exact = np.maximum(exact + wide[bias], 0)
+    # Half a step of the type, and what the transforms lose.
+    allowed = ml_dtypes.finfo(half).eps / 2 * exact + 1e-5 * exact.max()
+    np.testing.assert_array_less(np.abs(buffers[-1].astype("float64") - exact), allowed)
+
+
+def test_instructions_that_sum_bfloat16_are_faster_than_a_transform() -> None:
+    builder = GraphBuilder("halves", [Value("x", (1, 56, 56, 32), "bfloat16")])
+    weight = builder.constant(np.ones((3, 3, 32, 32), "bfloat16"), "w")
+    graph = builder.finish({"y": builder.emit("conv2d", ("x", weight), CONV)})
+    (group,) = fuse(graph).groups
+    assert WINOGRAD[0].speedup(graph, group, HardwareParams(1)) > 0
+    assert WINOGRAD[0].speedup(graph, group, HardwareParams(1, has_bfloat16_dots=True)) == 0
