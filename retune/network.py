@@ -335,7 +335,7 @@ class _MachineCalls:
         self.input_names = tuple(executable.get_function_params("main"))
         self.inputs = {param.name: str(param).removeprefix(f"{param.name}: ") for param in executable.program.inputs}
         self.outputs: dict[str, str] = {}
-        self.coverage = "kernels are compiled for each shape when it is first seen"
+        self.coverage = f"compiled for each shape: {', '.join(executable.per_shape) or 'nothing'}"
         self._idle: deque[VirtualMachine] = deque()
 
     def _take(self) -> "VirtualMachine":

@@ -23,6 +23,9 @@ _SLACK = 1.25
 """A block that is so many times as large as what is asked for may serve: lengths that grow by one would else keep a
 block each."""
 
+_KEPT = 4
+"""Memory that is kept, in terms of the most that was in use: a few sets of shapes may alternate."""
+
 
 class Allocator(ABC):
     """The interface of allocators."""
@@ -58,7 +61,9 @@ class _Block:
 
 
 class PooledAllocator(Allocator):
-    """Keeps freed memory for later requests; when the system has none left, it releases the whole pool first."""
+    """Keeps freed memory for later requests, up to four times what was in use at once, so that ever new sizes do not
+    add up; when the system has none left, it releases the whole pool first.
+    """
 
     def __init__(self) -> None:
         self._free: dict[int, list[_Block]] = {}
@@ -68,6 +73,8 @@ class PooledAllocator(Allocator):
         """References to arrays that went: they come at any time, perhaps while the pool looks for memory."""
         self.reserved = 0
         """Bytes that are in use or kept."""
+        self._peak = 0
+        """The most bytes that were in use when a block was made."""
 
     def array(self, shape: tuple[int, ...], dtype: DType, nbytes: int) -> tuple[Array, int]:
         """As `Allocator.array`. The memory comes back when neither the array nor a view of it is left."""
@@ -104,6 +111,13 @@ class PooledAllocator(Allocator):
             self._free.clear()
             block = _Block(wanted)
         self.reserved += wanted
+        used = wanted + sum(leased.nbytes for _, leased in self._leases.values())
+        self._peak = max(self._peak, used)
+        # The sizes that were made first go first.
+        while self._free and self.reserved - used > _KEPT * self._peak:
+            size = next(iter(self._free))
+            blocks = self._free.pop(size)
+            self.reserved -= size * len(blocks)
         return block
 
 

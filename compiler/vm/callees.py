@@ -6,6 +6,7 @@ region of a `HostCall` to NumPy.
 
 import importlib
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 from retune.compiler.core.errors import ArtifactError
@@ -14,9 +15,10 @@ from retune.compiler.graph.region import Region
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.loader import Kernel
+from retune.compiler.vm.evaluate_region import evaluate_region
 from retune.compiler.vm.plan_region import PlanRegion
 from retune.compiler.vm.plan_run import POOL, Callee, PlanRun
-from retune.compiler.vm.resources import BACKGROUND, NOW, Resources
+from retune.compiler.vm.resources import BACKGROUND, NEVER, NOW, Resources
 from retune.compiler.vm.symbolic_plan import SymbolicPlanRegion
 from retune.compiler.vm.symbolic_run import SymbolicCallee, SymbolicRun
 
@@ -60,11 +62,15 @@ class Callees:
     def _specialize(
         self, region: Region, fixed: Mapping[str, Array], *, is_host: bool = False, run: SymbolicRun | None = None
     ) -> Callee:
-        """What compiles a region when its shapes are known; `run` computes it for many shapes."""
-        if self._compiler is None:  # a network whose kernels are all there needs no compiler to run
+        """What computes a region when its shapes are known: compiled code, or NumPy; `run` is for many shapes."""
+        evaluate = partial(evaluate_region, region, fixed, self._constants, self.resources.allocator)
+        callee: Callee = evaluate
+        if not is_host and self.resources.options.specialize != NEVER:
+            # A network whose kernels are all there needs no compiler to run.
             module = importlib.import_module("retune.compiler.vm.specialize")
-            self._compiler = module.RegionCompiler(self.resources, self._constants)
-        callee: Callee = self._compiler.callee(region, fixed, is_host=is_host, run=run)
+            self._compiler = self._compiler or module.RegionCompiler(self.resources, self._constants)
+            meanwhile = evaluate if run is None else SymbolicCallee(run, lambda: evaluate)
+            callee = module.SpecializedRegion(region, fixed, self._compiler, meanwhile)
         self.specialized[region.name] = callee
         return callee
 

@@ -11,10 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
-
-import numpy as np
+from functools import cached_property
 
 from retune.compiler.core.errors import RetuneError, UnknownValueError
 from retune.compiler.core.target import Target
@@ -22,15 +19,13 @@ from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition.memoize import MemoizedConstants, cache_constants
 from retune.compiler.graph.region import Region, Shape
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.runtime.buffers import address
 from retune.compiler.runtime.executor.executors import gpu_count
 from retune.compiler.runtime.kernel_row import KernelRow
+from retune.compiler.vm.evaluate_region import passed_inputs
 from retune.compiler.vm.kernel_store import STORE
 from retune.compiler.vm.plan_run import Callee, DeviceRun, PlanRun
-from retune.compiler.vm.resources import BACKGROUND, NEVER, Resources
+from retune.compiler.vm.resources import BACKGROUND, Resources
 from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
-from retune.compiler.vm.symbolic_run import SymbolicCallee, SymbolicRun
-from retune.compiler.vm.values import tensors_of
 
 _log = logging.getLogger(__name__)
 Key = tuple[tuple[Shape, ...], tuple[tuple[str, bytes], ...]]
@@ -91,41 +86,6 @@ class RegionCompiler:
         # One thread: compilations would compete with each other and with the calls for cores.
         return ThreadPoolExecutor(1, "retune-vm")
 
-    def callee(
-        self, region: Region, fixed: Mapping[str, Array], *, is_host: bool = False, run: SymbolicRun | None = None
-    ) -> Callee:
-        """What computes a region whose inputs `fixed` are always these arrays; NumPy alone if `is_host`. `run` computes
-        it for many shapes.
-        """
-        evaluate = partial(self.evaluate_region, region, fixed)
-        if is_host:
-            return evaluate
-        meanwhile = evaluate if run is None else SymbolicCallee(run, lambda: evaluate)
-        return SpecializedRegion(region, fixed, self, meanwhile)
-
-    def evaluate_region(self, region: Region, fixed: Mapping[str, Array], inputs: Sequence[Any]) -> list[Any]:
-        """The results of a region by NumPy, in arrays that kernels can read. `inputs` has those that are not `fixed`.
-
-        Raises: what `evaluate` raises.
-        """
-        values = {**dict(zip(_passed_inputs(region, fixed), inputs, strict=True)), **fixed}
-        # What a sequence passes on is not copied: a loop that appends would else take quadratic time.
-        known = {(address(array), array.dtype, array.shape): array for array in tensors_of(inputs)}
-
-        def copy(result: Array) -> Array:
-            array, _ = self._resources.allocator.array(result.shape, result.dtype, result.nbytes)
-            np.copyto(array, result)
-            return array
-
-        def keep(result: Array) -> Array:
-            array = known.get((address(result), result.dtype, result.shape)) if result.size else None
-            return copy(result) if array is None else array
-
-        return [
-            tuple(map(keep, result)) if isinstance(result, tuple) else None if result is None else copy(result)
-            for result in region.evaluate(values, self.constants)
-        ]
-
     def tell(self, name: str, shapes: Mapping[str, Shape], error: Exception) -> None:
         """Say, once for each error, that a region could not be compiled."""
         text = f"{type(error).__name__}: {error}"
@@ -150,11 +110,6 @@ class RegionCompiler:
         return run, Specialization(name, dict(shapes), network.coverage, time.perf_counter() - start, built)
 
 
-def _passed_inputs(region: Region, fixed: Mapping[str, Array]) -> list[str]:
-    """The inputs that calls pass: those that are not the same array in every call."""
-    return [name for name in region.inputs if name not in fixed]
-
-
 class SpecializedRegion:
     """A region that is compiled for each set of shapes."""
 
@@ -165,7 +120,7 @@ class SpecializedRegion:
         self._fixed = dict(fixed)
         self._compiler = compiler
         self._meanwhile = meanwhile
-        self._passed = _passed_inputs(region, fixed)
+        self._passed = passed_inputs(region, fixed)
         self._needed = {name for name in region.determining if name not in fixed}
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._lock = threading.Lock()
@@ -183,7 +138,7 @@ class SpecializedRegion:
             entry.waits = None
         if entry.run is not None:
             return entry.run([inputs[number] for number in entry.passed])
-        # The kernels are being compiled, or never will be.
+        # The kernels are being compiled.
         return self._meanwhile(inputs)
 
     def wait(self) -> None:
@@ -222,7 +177,7 @@ class SpecializedRegion:
         policy = self._compiler.options.specialize
         if policy == BACKGROUND:
             entry.waits = self._compiler.pool.submit(self._compile_quietly, entry, shapes)
-        elif policy != NEVER:
+        else:
             self._compile(entry, shapes)
         with self._lock:
             self._entries[self._key(inputs)] = entry

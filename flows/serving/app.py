@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from math import prod
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -178,7 +177,7 @@ def listen(server: uvicorn.Config) -> socket.socket:
 
 async def _infer(queue: RequestQueue, request: Request, name: str) -> Response:
     """Run the model `name` on the tensors of `request`; what is wrong with the request is in the response."""
-    most_bytes = _HEAD_BYTES + sum(prod(spec.shape) * MOST_JSON_BYTES for spec in queue.inputs)
+    most_bytes = _HEAD_BYTES + sum(spec.most_elements * MOST_JSON_BYTES for spec in queue.inputs)
     body = bytearray()
     try:
         async for chunk in request.stream():

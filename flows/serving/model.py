@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -10,14 +11,33 @@ from retune.compiler.runtime.device import cpu
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.runtime.executor.library import Library
 
+ANY = -1
+"""The protocol's sign for a dimension that differs from request to request."""
+MOST_ELEMENTS = 1 << 22
+"""Elements that a request may have of an input without bounds: 128 MiB as JSON."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """An input or an output of a network."""
+    """An input or an output of a network; a dimension of the shape that differs from request to request is `ANY`, and
+    `most` has its largest extent, None without bound.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    most: tuple[int | None, ...]
+
+    @property
+    def most_elements(self) -> int:
+        """How many elements a request may have of it."""
+        known = [extent for extent in self.most if extent is not None]
+        return prod(known) if len(known) == len(self.most) else MOST_ELEMENTS
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array of this shape may be it."""
+        pairs = zip(shape, self.shape, strict=False)
+        return len(shape) == len(self.shape) and all(known in (ANY, extent) for extent, known in pairs)
 
 
 class Model:
@@ -40,6 +60,9 @@ class Model:
         """The model of a file, .retune or .so. Raises: ArtifactError as `Library.load`, also for dynamic shapes."""
         return cls(Library.load(path), instances)
 
+    def check(self, inputs: Mapping[str, Array]) -> None:
+        """Check shapes further than their specs say. Raises: OptionError."""
+
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name, for an array of the right shape and type for every input."""
         # An executor has one set of inputs: the queue hands each to one thread at a time.
@@ -53,4 +76,4 @@ class Model:
 
 def _specs(info: tuple[dict[str, tuple[int, ...]], dict[str, str]]) -> tuple[TensorSpec, ...]:
     shapes, dtypes = info
-    return tuple(TensorSpec(name, shape, dtypes[name]) for name, shape in shapes.items())
+    return tuple(TensorSpec(name, shape, dtypes[name], shape) for name, shape in shapes.items())

@@ -13,7 +13,7 @@ import orjson
 
 from retune.compiler.core.errors import OptionError
 from retune.compiler.runtime.artifact import Array
-from retune.flows.serving.model import TensorSpec
+from retune.flows.serving.model import MOST_ELEMENTS, TensorSpec
 
 DATATYPES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64",
@@ -134,8 +134,11 @@ def _shape(spec: TensorSpec, tensor: Mapping[str, object]) -> tuple[int, ...]:
     if not isinstance(shape, list) or not all(type(extent) is int and extent >= 0 for extent in shape):
         raise OptionError(f"input {spec.name}: the shape must be a list of integers, such as {list(spec.shape)}")
     # NumPy refuses more than 64 dimensions, and extents beyond the range of addresses.
-    if len(shape) != len(spec.shape) or any(extent > most for extent, most in zip(shape, spec.shape, strict=True)):
-        raise OptionError(f"input {spec.name}: the shape must be {list(spec.shape)}, not {shape!s:.100}")
+    if len(shape) != len(spec.shape) or any(
+        extent > (MOST_ELEMENTS if most is None else most) for extent, most in zip(shape, spec.most, strict=True)
+    ):
+        most = f" of at most {list(spec.most)}" if spec.most != spec.shape else ""
+        raise OptionError(f"input {spec.name}: the shape must be {list(spec.shape)}{most}, not {shape!s:.100}")
     return tuple(shape)
 
 

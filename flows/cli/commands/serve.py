@@ -11,6 +11,7 @@ from retune.compiler.core.errors import OptionError
 from retune.flows.cli.commands.output import Output
 from retune.flows.serving.app import listen, make_app
 from retune.flows.serving.connections import configure
+from retune.flows.serving.dynamic_model import load_served
 from retune.flows.serving.model import Model
 
 
@@ -38,7 +39,7 @@ def serve(
             raise OptionError(f"the name {name!r} of {path} must be a part of the URL: give it letters and no slash")
         if name in models:
             raise OptionError(f"two networks are called {name}: name one with NAME=FILE")
-        models[name] = Model.load(path, instances)
+        models[name] = load_served(path, instances)
     app = make_app(models, capacity=queue, batch_seconds=batch_ms / 1e3)
     config = configure(app, host, port, stop_seconds)
     # Bound before uvicorn starts: port 0 has its number by now, and the address is printed when it takes connections.

@@ -17,6 +17,7 @@ import retune
 from retune.compiler.core.errors import ArtifactError, DynamicShapeError, ModelFormatError, OptionError
 from retune.compiler.runtime.buffers import aligned_copy
 from retune.compiler.vm import compile as vm_compile
+from retune.compiler.vm.kernel_store import STORE
 from retune.models import store_onnx
 
 WEIGHT = np.random.default_rng(0).standard_normal((64, 10)).astype("float32")
@@ -51,6 +52,15 @@ def _store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> retune.Network:
     return retune.compile(_dense(), store=tmp_path_factory.mktemp("store"))
+
+
+def test_a_new_length_of_a_dynamic_network_compiles_nothing() -> None:
+    network = retune.compile(_dense("n"), dynamic=True, threads=1)
+    before = STORE.use.asked
+    for rows in (7, 1, 30, 0):
+        x = np.random.default_rng(rows).random((rows, 64), "float32")
+        np.testing.assert_allclose(network(x), x @ WEIGHT, rtol=1e-4, atol=1e-4)
+    assert STORE.use.asked == before
 
 
 def test_importing_retune_loads_none_of_its_parts() -> None:
