@@ -21,6 +21,7 @@ from retune.compiler.runtime.device import cpu
 from retune.compiler.runtime.executor.params import load_param_dict_from_file, save_param_dict_to_file
 from retune.compiler.vm.library import KIND, VERSION, VMLibrary
 from retune.compiler.vm.plan_region import PlanRegion
+from retune.compiler.vm.program_constants import stored_constants, with_stored
 from retune.compiler.vm.saved_program import PROGRAM, LateBound, program_in, program_parts
 from retune.compiler.vm.symbolic_plan import SymbolicPlanRegion
 from retune.compiler.vm.values import argument
@@ -46,7 +47,8 @@ class Executable:
             raise ArtifactError(f"late-bound constants are facts by name, not {late!r:.80}")
         self.late = dict(late or {})
         try:
-            replace(program, constants={**program.constants, **dict.fromkeys(self.late, _ABSENT)}).verify()
+            stored = {**stored_constants(program.constants), **dict.fromkeys(self.late, _ABSENT)}
+            replace(program, constants=with_stored(program.constants, stored)).verify()
         except DefinitionError as error:
             raise ArtifactError(str(error)) from error
         self.program = program
@@ -145,10 +147,10 @@ class Executable:
         """
         if isinstance(byte_limit, bool) or not isinstance(byte_limit, int | np.integer) or byte_limit < 0:
             raise OptionError(f"byte_limit must be a number of bytes, not {byte_limit!r}")
-        constants = self.program.constants
-        taken = {name: array for name, array in constants.items() if array.nbytes >= byte_limit}
-        left = {name: array for name, array in constants.items() if name not in taken}
-        self.program = replace(self.program, constants=left)
+        stored = stored_constants(self.program.constants)
+        taken = {name: array for name, array in stored.items() if array.nbytes >= byte_limit}
+        left = {name: array for name, array in stored.items() if name not in taken}
+        self.program = replace(self.program, constants=with_stored(self.program.constants, left))
         self.late |= {name: LateBound.of(array) for name, array in taken.items()}
         self._bound -= set(taken)
         return taken
@@ -185,7 +187,9 @@ class Executable:
         if extra:
             raise ArtifactError(f"the executable has no late-bound constants {', '.join(extra)}")
         arrays = {name: _bound(name, facts, constants[name]) for name, facts in self.late.items()}
-        self.program = replace(self.program, constants={**self.program.constants, **arrays})
+        constants = self.program.constants
+        stored = {**stored_constants(constants), **arrays}
+        self.program = replace(self.program, constants=with_stored(constants, stored))
         self.late = {}
         self._bound |= set(arrays)
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from retune.compiler.core.errors import ShapeMismatchError
+from retune.compiler.core.packing import Packing
 from retune.compiler.core.target import Target
 from retune.compiler.graph.ir import Array
-from retune.compiler.graph.program import MAIN, Arm, Branch, Call, Function, HostCall, Loop, Program, Statement
+from retune.compiler.graph.program import MAIN, Arm, Branch, Call, Function, HostCall, Loop, Program, Statement, reads
 from retune.compiler.graph.region import Region, Shape
 from retune.compiler.graph.symbolic_region import SymbolicRegion
 from retune.compiler.lower.symbolic import Unsupported
@@ -22,8 +23,10 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.vm.compile_symbolic import compile_symbolic
 from retune.compiler.vm.dim_flow import DimFlow
 from retune.compiler.vm.plan_region import PlanRegion
+from retune.compiler.vm.program_constants import equal_constant, store_packed
 from retune.compiler.vm.shape_flow import ShapeFlow, Shapes
 from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
+from retune.compiler.vm.symbolic_plan import SymbolicPlanRegion
 
 _Key = tuple[str, bool, tuple[tuple[str, str], ...]]
 """A region, whether it is for the host, and which of its inputs are constants."""
@@ -76,9 +79,27 @@ class Lowering:
         self._function(MAIN, None)
         used = {name for function in self._functions.values() for name in function.constants()}
         known = {**self._constants, **self.program.constants}
-        constants = {name: array for name, array in known.items() if name in used}
+        constants = store_packed({name: array for name, array in known.items() if name in used}, *self._find_packings())
         program = replace(self.program, functions=self._functions, constants=constants)
         return Lowered(program, tuple(self._kernels.values()), tuple(self._coverage.values()))
+
+    def _find_packings(self) -> tuple[dict[str, Packing], set[str]]:
+        """The packings of constants that symbolic plans read, and the names of all values that anything reads but a
+        region for shapes that no plan takes.
+        """
+        packings: dict[str, Packing] = {}
+        read: set[str] = set()
+        for function in self._functions.values():
+            read.update(result.name for result in function.results)
+            for statement in function.body:
+                read.update(reads(statement))
+                region = statement.region if isinstance(statement, Call | HostCall) else None
+                if isinstance(region, SymbolicPlanRegion):
+                    read.update(region.buffers.values())
+                    packings |= region.packings(self._kernels)
+                elif region is not None:
+                    read.update(region.constants)
+        return packings, read
 
     def _function(self, name: str, shapes: Shapes | None) -> str:
         """The new name of a function that is called with arguments of these shapes."""
@@ -144,7 +165,9 @@ class Lowering:
     def _constant(self, array: Array) -> str:
         """The name of a constant of plans."""
         if id(array) not in self._constant_names:
-            name = _free(f"const_{len(self._constants)}", self.program.constants)
+            # A weight that kernels read as it is has the name that it has in the program.
+            name = equal_constant(array, self.program.constants)
+            name = name or _free(f"const_{len(self._constants)}", self.program.constants)
             self._constant_names[id(array)] = name
             self._constants[name] = array  # which keeps it alive, and its id its own
         return self._constant_names[id(array)]

@@ -17,11 +17,13 @@ import numpy as np
 from retune.compiler.core.dtype import number_type
 from retune.compiler.core.errors import ArtifactError
 from retune.compiler.core.json_reader import JsonObject, integer, string
+from retune.compiler.core.packing import Packing
 from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Program, Statement
 from retune.compiler.graph.region import GraphRegion, Param, Region, names_in
 from retune.compiler.runtime.archive import Archive
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.vm.plan_region import PlanRegion
+from retune.compiler.vm.program_constants import ProgramConstants, Unpacked, stored_constants
 from retune.compiler.vm.symbolic_plan import SymbolicPlanRegion
 
 PROGRAM = "program.json"
@@ -67,13 +69,19 @@ def program_parts(program: Program, late: Mapping[str, LateBound]) -> dict[str, 
     """The parts of a program and of its late-bound constants."""
     calls = [s for function in program.functions.values() for s in function.body if isinstance(s, Call | HostCall)]
     regions = list({id(call.region): call.region for call in calls}.values())
+    stored = stored_constants(program.constants)
+    unpacked = program.constants.unpacked if isinstance(program.constants, ProgramConstants) else {}
     numbers = {id(region): number for number, region in enumerate(regions)}
     head = {
         "name": program.name,
         "outputs": program.outputs,
         "ranges": dict(program.ranges),
         "regions": [[region.name, region.kind] for region in regions],
-        "constants": list(program.constants),
+        "constants": list(stored),
+        "unpacked": [
+            [name, row.source, row.packing.dims, row.packing.order, row.packing.extents, row.shape]
+            for name, row in unpacked.items()
+        ],
         "late": [[name, facts.dtype, facts.shape, facts.digest] for name, facts in late.items()],
         "functions": [
             {
@@ -88,7 +96,7 @@ def program_parts(program: Program, late: Mapping[str, LateBound]) -> dict[str, 
     return {
         PROGRAM: head,
         **{_region_part(number, region.kind): region.to_bytes() for number, region in enumerate(regions)},
-        **{f"constants/{number}.npy": array for number, array in enumerate(program.constants.values())},
+        **{f"constants/{number}.npy": array for number, array in enumerate(stored.values())},
     }
 
 
@@ -118,12 +126,17 @@ def program_in(archive: Archive) -> tuple[Program, dict[str, LateBound]]:
     ]
     functions = [_function(row, regions) for row in head["functions"]]
     names = names_in(head["constants"])
-    constants = {name: archive.array(f"constants/{number}.npy") for number, name in enumerate(names)}
+    stored = {name: archive.array(f"constants/{number}.npy") for number, name in enumerate(names)}
     late = {string(name): _late_bound(*facts) for name, *facts in head["late"]}
-    if len({function.name for function in functions}) < len(functions) or len(constants) < len(names):
+    if len({function.name for function in functions}) < len(functions) or len(stored) < len(names):
         raise ValueError("two functions or two constants have one name")
-    if late.keys() & constants.keys():
+    if late.keys() & stored.keys():
         raise ValueError("a constant is bound late, and is there")
+    constants: Mapping[str, Array] = stored
+    if head.get("unpacked"):
+        sizes = {name: array.size for name, array in stored.items()}
+        sizes |= {name: math.prod(row.shape) for name, row in late.items()}
+        constants = ProgramConstants(stored, dict(_read_unpacked(sizes, *row) for row in head["unpacked"]))
     table = {function.name: function for function in functions}
     ranges = {string(name): _range(*ends) for name, ends in head.get("ranges", {}).items()}
     return Program(string(head["name"]), table, constants, names_in(head["outputs"]), ranges), late
@@ -188,6 +201,16 @@ def _statement(regions: Sequence[Region], kind: str, *fields: object) -> Stateme
             carried, captured, outputs, collected = map(names_in, lists)
             return Loop(ends[0], ends[1], string(body), carried, captured, outputs, collected)
     raise ValueError(f"{kind!r:.40} is no statement, or has other fields")
+
+
+def _read_unpacked(
+    sizes: Mapping[str, int], name: object, source: object, *rows: Sequence[object]
+) -> tuple[str, Unpacked]:
+    dims, order, extents, shape = (tuple(map(integer, row)) for row in rows)
+    packing = Packing(dims, order, extents)
+    if sizes[string(source)] != packing.size or math.prod(shape) != math.prod(extents or dims) or string(name) in sizes:
+        raise ValueError(f"{name!s:.40} is not packed in {source!s:.40}")
+    return string(name), Unpacked(string(source), packing, shape)
 
 
 def _range(low: object, high: object) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from retune.compiler.core.errors import ArtifactError
 from retune.compiler.core.json_reader import JsonObject, integer, string
+from retune.compiler.core.packing import Packing
 from retune.compiler.graph.ir import Array, Graph
 from retune.compiler.graph.region import Region, Shape, names_in
 from retune.compiler.ir.dims import Assumptions, Dim, Guard, dim_from_json, dim_to_json
@@ -158,6 +159,12 @@ class SymbolicPlanRegion(Region):
     def kernels(self) -> tuple[str, ...]:
         """The names of the kernels, each once, in the order of their first calls."""
         return tuple(dict.fromkeys(call.kernel for call in self.plan.plan.calls if call.kernel not in self.groups))
+
+    def packings(self, kernels: Mapping[str, KernelArtifact]) -> dict[str, Packing]:
+        """The packings of constants that kernels read, by the constant's name."""
+        calls = (call for call in self.plan.plan.calls if call.kernel in kernels)
+        pairs = (pair for call in calls for pair in zip(call.buffers, kernels[call.kernel].args, strict=True))
+        return {self.buffers[number]: arg.packing for number, arg in pairs if arg.packing is not None}
 
     @cached_property
     def original(self) -> Region:
