@@ -10,7 +10,7 @@ from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from retune.compiler.graph.partition.memoize import memoize
 from retune.compiler.graph.verify import call_of, infer_value
-from retune.compiler.ir.dims import Dim, integers, same, same_shape
+from retune.compiler.ir.dims import Dim, integers, same_shape
 from retune.compiler.ops import OPS, FusionKind
 
 _log = logging.getLogger(__name__)
@@ -113,9 +113,11 @@ class GraphBuilder:
 
     def _fold(self, node: Node, value: Value, described: Sequence[Value]) -> Array | None:
         """The constant that replaces a node, if there is one. Raises: DefinitionError."""
-        if any(same(extent, 0) for extent in value.shape):
+        if any(isinstance(extent, Dim) for extent in value.shape):
+            return None
+        if value.size == 0:
             return np.empty(value.shape, value.dtype)
-        if any(isinstance(extent, Dim) for extent in value.shape) or any(map(_has_dims, node.attrs.values())):
+        if any(map(_has_dims, node.attrs.values())):
             return None
         # Constant folding on construction, so every pass folds the nodes it emits.
         is_known = node.op not in KEPT and all(operand in self._constants for operand in node.inputs)

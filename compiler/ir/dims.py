@@ -463,6 +463,27 @@ def _decide(dim: Dim, *, is_zero: bool) -> bool:
 
 def _bounds(value: int) -> tuple[float, float]:
     """The least and the largest value that the bounds of the symbols allow."""
+    low, high = _term_bounds(value)
+    expanded = _without_quotients(value)
+    if expanded is not value:
+        below, above = _bounds(expanded)
+        low, high = max(low, below), min(high, above)
+    return low, high
+
+
+def _without_quotients(value: int) -> int:
+    """The value with X - X % d for each d * (X // d): what windows with strides leave of an extent then cancels."""
+    total, is_same = 0, True
+    for monomial, factor in _terms(value).items():
+        term = Dim({monomial: factor}) if monomial else factor
+        match monomial:
+            case (Quotient("//", numerator, int(divisor)),) if divisor > 0 and factor % divisor == 0:
+                term, is_same = factor // divisor * (numerator - numerator % divisor), False
+        total = _sum(total, term, 1)
+    return value if is_same else total
+
+
+def _term_bounds(value: int) -> tuple[float, float]:
     low, high = 0.0, 0.0
     # Product by product: where one symbol is in several, the interval is wider than the values, never narrower.
     for monomial, factor in _terms(value).items():

@@ -221,11 +221,11 @@ def _pad(call: OpCall, data: Tensor, geometry: _Geometry) -> Tensor:
         before = (*before, 0) if geometry.channels_last else (0, *before)
         needed = (*needed, filled) if geometry.channels_last else (filled, *needed)
     inside = data.shape[first : first + len(needed)]
-    if not any(before) and all(want <= have for want, have in zip(needed, inside, strict=True)):
-        return data
     # A test that is always true is right for any extent; a decision would hold for every other extent only.
     pairs = zip(needed, before, inside, strict=True)
     after = tuple(int(may_be_positive(want - low - have)) for want, low, have in pairs)
+    if not any(before) and not any(after):
+        return data
     fill = call.integer("pad_value") if "pad_value" in call.attrs else 0
     return zero_padded(data, first, before, after, f"{call.name}_pad", needed, fill)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from retune.compiler import te
 from retune.compiler.core.dtype import is_float, sum_type
+from retune.compiler.ir.dims import may_be_positive
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.conv import (
     channels_last,
@@ -102,7 +103,8 @@ def _windows_leave(call: OpCall, shape: Shape, data: Shape) -> list[tuple[int, b
         reach = (call.ints("kernel")[dim] - 1) * _dilations(call)[dim]
         last = (shape[first + dim] - 1) * call.ints("strides")[dim] + reach
         below = call.ints("pads")[dim] > 0
-        above = last - call.ints("pads")[dim] >= data[first + dim]
+        # Of a symbolic extent: if any is left. A test that is always true is right, too.
+        above = may_be_positive(last - call.ints("pads")[dim] - data[first + dim] + 1)
         if below or above:
             axes.append((first + dim, below, above))
     return axes

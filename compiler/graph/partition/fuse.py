@@ -197,7 +197,8 @@ def _widening_chain(graph: Graph, flow: "_Flow", name: str, first: int, free: li
     if graph.values[name].shape != shape:
         return []
     if node.op == "resample":
-        return [index] if graph.values[node.inputs[0]].size < graph.values[name].size else []
+        smaller, larger = (estimate(graph.values[value].size) for value in (node.inputs[0], name))
+        return [index] if smaller < larger else []
     if OPS[node.op].kind not in POINTWISE:
         return []
     if node.op == "cast":

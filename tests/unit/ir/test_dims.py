@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from retune.compiler.core.errors import DefinitionError
-from retune.compiler.ir.dims import Assumptions, Dim, dim_from_json, dim_to_json, integers, substitute
+from retune.compiler.ir.dims import (
+    Assumptions,
+    Dim,
+    dim_from_json,
+    dim_to_json,
+    integers,
+    is_certain,
+    may_be_positive,
+    substitute,
+)
 
 n, m = Dim.symbol("n"), Dim.symbol("m")
 
@@ -148,3 +157,17 @@ def test_what_numpy_numbers_decide_is_data_too() -> None:
     with Assumptions({"n": five}) as assumed:
         assert n > 3
     assert [type(guard.holds) for guard in assumed.guards] == [bool]
+
+
+def test_strided_windows_leave_no_more_than_their_stride() -> None:
+    n = Dim.symbol("n")
+    for stride in (2, 3, 4):
+        windows = (n - 1) // stride + 1
+        covered = (windows - 1) * stride + 1
+        assert not may_be_positive(covered - n)
+        assert may_be_positive(covered + 1 - n)
+        assert is_certain(stride - (n - covered))
+        assert not is_certain(stride - 1 - (n - covered))
+        halves = windows // 2
+        assert not may_be_positive(2 * halves - windows)
+        assert may_be_positive(2 * halves + 1 - windows)

@@ -165,6 +165,40 @@ def test_choices_by_size_need_no_known_size(source: onnx.ModelProto, shapes: Seq
     assert machine.specializations() == ()
 
 
+def image_network() -> onnx.ModelProto:
+    """Strided convolutions, pools and a shortcut; then two resizes to the image's size beside each other."""
+    taps = {"stem": (8, 3, 7, 7), "left": (16, 8, 3, 3), "right": (16, 8, 1, 1)}
+    weights = {name: floats(*shape, low=-0.1, high=0.1) for name, shape in taps.items()}
+    linear = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
+    nodes = [
+        node("Conv", ["x", "stem"], ["large"], strides=[2, 2], pads=[3, 3, 3, 3]),
+        node("MaxPool", ["large"], ["pooled"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("Conv", ["pooled", "left"], ["a"], strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("Conv", ["pooled", "right"], ["b"], strides=[2, 2]),
+        node("Add", ["a", "b"], ["sum"]),
+        node("AveragePool", ["sum"], ["few"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("Shape", ["x"], ["shape"]),
+        node("Slice", ["shape", "two", "four"], ["extents"]),
+        node("Concat", ["lead", "extents"], ["sizes"], axis=0),
+        node("Resize", ["sum", "", "", "sizes"], ["smooth"], **linear),
+        node(
+            "Resize", ["few", "", "", "sizes"], ["blocks"], mode="nearest", coordinate_transformation_mode="asymmetric"
+        ),
+        node("Concat", ["smooth", "blocks"], ["out"], axis=1),
+    ]
+    bounds = {"two": np.array([2]), "four": np.array([4]), "lead": np.array([1, 16])}
+    return model(nodes, [tensor("x", [1, 3, "h", "w"])], [tensor("out", [1, 32, "h", "w"])], {**weights, **bounds})
+
+
+def test_even_and_odd_images_have_the_same_kernels() -> None:
+    source = image_network()
+    assert vm.compile(source).per_shape == {}
+    machine = machine_of(source)
+    for sizes in ((32, 32), (33, 47), (34, 41), (9, 70), (64, 10), (45, 46), (100, 31)):
+        check(machine, source, 1, 3, *sizes)
+    assert machine.specializations() == ()
+
+
 def test_an_even_and_an_odd_number_of_samples_have_the_same_kernels() -> None:
     source = strided()
     machine = machine_of(source)
