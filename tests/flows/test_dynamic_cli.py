@@ -62,6 +62,7 @@ def test_without_a_shape_the_symbols_of_the_file_stay_free(
     for shape in ((0, 3, 64), (5, 1, 64)):
         _computes(folder / "dense.retune", *shape)
     assert "dimension 0 of the input x: float32[batch, tokens, 64] has any size" in refused("run", "dense.retune")
+    assert "dense.retune has dynamic shapes" in refused("export", "dense.retune", "-o", "out.onnx")
     assert run(monkeypatch, "run", "dense.retune", "--shape", "x=1,2,64", "--json") == 0
     assert json.loads(capsys.readouterr().out)["inputs"]["x"]["shape"] == [1, 2, 64]
 

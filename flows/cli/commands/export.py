@@ -24,7 +24,7 @@ from retune.compiler.driver.onnx_export import (
 )
 from retune.compiler.frontend.network import offload_network
 from retune.compiler.frontend.offload.offload import OffloadedModel
-from retune.compiler.runtime.archive import kind_of
+from retune.compiler.runtime.archive import VM_EXECUTABLE, kind_of
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
 from retune.compiler.runtime.executor.library import Library
@@ -110,4 +110,12 @@ def _compile_parts(
 
 def _is_compiled(network: str) -> bool:
     path = Path(network)
-    return path.is_file() and (is_shared_library(path) or kind_of(path) == KIND)
+    if not path.is_file():
+        return False
+    if is_shared_library(path):
+        return True
+    kind = kind_of(path)
+    if kind == VM_EXECUTABLE:
+        # Operators of ONNX Runtime have plans of fixed sizes; formulas of sizes are computed in Python.
+        raise OptionError(f"{path} has dynamic shapes: compile it with fixed ones, --shape NAME=1,128, to export it")
+    return kind == KIND
