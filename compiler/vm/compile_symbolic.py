@@ -7,7 +7,7 @@ none, a region that is compiled for each shape.
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn, TypeVar
@@ -153,6 +153,7 @@ def _region(
     constant_name: Callable[[Array], str],
 ) -> SymbolicPlanRegion:
     kernels = {name: kernel for name, kernel in built.items() if isinstance(kernel, KernelArtifact)}
+    cut = replace(cut, kernels=tuple(_named_by_constants(graph, cut.kernels, kernels)))
     with assumed:
         plan, slots, arrays = to_symbolic_plan(graph, cut, kernels)
     symbolic = SymbolicPlan(replace(plan, name=region.name), slots, strongest((*guards, *assumed.guards)))
@@ -178,6 +179,19 @@ def _region(
         reasons={name: reason.reason for name, reason in built.items() if isinstance(reason, Unsupported)},
         read=decoded_region,
     )
+
+
+def _named_by_constants(graph: Graph, calls: Sequence[FusedCall], kernels: Collection[str]) -> Iterator[FusedCall]:
+    """The calls, in which those without a kernel have the name of a group. A group holds its constants, so that equal
+    layers with weights of their own are groups of their own.
+    """
+    names: dict[tuple[str, ...], str] = {}
+    for call in calls:
+        if call.name in kernels:
+            yield call
+            continue
+        read = (name for node in _nodes_of(graph, call) for name in node.inputs if name in graph.constants)
+        yield replace(call, name=names.setdefault((call.name, *read), f"{call.name}_{len(names)}"))
 
 
 _SMALL = 16
