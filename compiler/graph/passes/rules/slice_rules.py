@@ -7,6 +7,7 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Node
 from retune.compiler.graph.passes.rules.shapes import sliced_before
 from retune.compiler.graph.passes.rules.views import cut, reshape
+from retune.compiler.ir.dims import same
 
 _MOST_CONCATS = 6
 """Most concatenations and reshapes that a slice is moved before: the heads of a detector have three."""
@@ -37,12 +38,13 @@ def sink_reshape_of_slice(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def join_slices(builder: GraphBuilder, node: Node) -> str | None:
-    """concat(x[a:b], x[b:c], ...) -> concat(x[a:c], ...), sliced along the concatenation axis."""
+    """concat(x[a:b], x[b:c], empty, ...) -> concat(x[a:c], ...), sliced along the concatenation axis."""
     if node.op != "concat":
         return None
     axis = node.integer("axis")
     parts: list[tuple[str, int, int]] = []
-    for name in node.inputs:
+    filled = [name for name in node.inputs if not same(builder.value(name).shape[axis], 0)]
+    for name in filled or node.inputs[:1]:
         source = builder.producer(name)
         block = None if source is None or source.op != "slice" else sliced_axis(builder, source)
         # Any other operand is the full slice of itself.
