@@ -43,7 +43,7 @@ auto_scheduler.register_workload("quotient", lambda n: 1 / n, override=True)
         (("tune", "text.onnx"), ("text.onnx", "not an ONNX model")),
         (("tune", "unsupported.onnx"), ("MaxRoiPool", "pooled", "MaxPool", "docs/reference/onnx.md")),
         (("tune", "dynamic.onnx"), ("static", "many")),
-        (("tune", "dynamic.onnx", "--shape", "x=2,many"), ("x=2,many", "NAME=1,3,224,224")),
+        (("tune", "dynamic.onnx", "--shape", "x=2,many"), ("dimension 1 of x is 16 in the model",)),
         (("tune", "dynamic.onnx", "--shape", "y=2,16"), ("y",)),
         (("tune", "mlp", "--trials", "0"), ("trials", "at least 1")),
         (("tune", "mlp", "--trials", "-5"), ("trials", "-5")),

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from retune.flows.serving.app import listen, make_app
 from retune.flows.serving.connections import configure
 from retune.flows.serving.model import Model
 from retune.flows.serving.queue import QueueFullError, RequestQueue
+from tests.support.flows.served import served
 
 ROWS = 4
 WIDTHS = (24, 32, 8)
@@ -45,21 +45,6 @@ WIDTHS = (24, 32, 8)
 def library() -> Library:
     graph = optimize(load_model(zoo.build("mlp", widths=WIDTHS, batch=ROWS), name="mlp"))
     return Library(compile_graph(graph, Target.host()))
-
-
-@contextmanager
-def served(app: FastAPI) -> Iterator[httpx.Client]:
-    """A client of the application, which a thread serves on the loopback address."""
-    config = configure(app)
-    server, listening = uvicorn.Server(config), listen(config)
-    thread = threading.Thread(target=server.run, args=([listening],))
-    thread.start()
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=60) as client:
-            yield client
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from starlette.testclient import TestClient
 
 import retune
 from retune.compiler.core.errors import OptionError
@@ -20,6 +19,7 @@ from retune.flows.serving.app import make_app
 from retune.flows.serving.dynamic_model import DynamicModel, load_served
 from retune.flows.serving.queue import RequestQueue
 from tests.support.dynamic_models import floats, model, node, tensor
+from tests.support.flows.served import served
 
 WEIGHT = floats(16, 8)
 NODES = [node("Add", ["a", "b"], ["sum"]), node("MatMul", ["sum", "w"], ["y"])]
@@ -54,13 +54,13 @@ def body(given: dict[str, Array]) -> dict[str, Any]:
 
 
 def test_requests_of_any_length_in_the_ranges_are_answered(file: Path) -> None:
-    client = TestClient(make_app({"net": load_served(file)}))
-    metadata = client.get("/v2/models/net").json()
-    assert metadata["inputs"][0] == {"name": "a", "datatype": "FP32", "shape": [-1, -1, 16]}
-    for shape in ((1, 1), (4, 40), (2, 7)):
-        given = inputs(*shape)
-        answer = client.post("/v2/models/net/infer", json=body(given)).json()["outputs"][0]
-        check(np.reshape(answer["data"], answer["shape"]), given)
+    with served(make_app({"net": load_served(file)})) as client:
+        metadata = client.get("/v2/models/net").json()
+        assert metadata["inputs"][0] == {"name": "a", "datatype": "FP32", "shape": [-1, -1, 16]}
+        for shape in ((1, 1), (4, 40), (2, 7)):
+            given = inputs(*shape)
+            answer = client.post("/v2/models/net/infer", json=body(given)).json()["outputs"][0]
+            check(np.reshape(answer["data"], answer["shape"]), given)
 
 
 @pytest.mark.parametrize(
@@ -73,16 +73,17 @@ def test_requests_of_any_length_in_the_ranges_are_answered(file: Path) -> None:
     ],
 )
 def test_shapes_that_do_not_fit_are_refused_in_one_sentence(file: Path, given: dict[str, Array], said: str) -> None:
-    answer = TestClient(make_app({"net": load_served(file)})).post("/v2/models/net/infer", json=body(given))
+    with served(make_app({"net": load_served(file)})) as client:
+        answer = client.post("/v2/models/net/infer", json=body(given))
     assert answer.status_code == 400
     assert said in answer.json()["error"]
 
 
 @pytest.mark.parametrize("extent", [1 << 23, 10**30])
 def test_requests_without_ranges_have_a_limit(tmp_path: Path, extent: int) -> None:
-    client = TestClient(make_app({"net": load_served(saved(tmp_path))}))
     tensors = [{"name": name, "shape": [0, extent, 16], "datatype": "FP32", "data": []} for name in "ab"]
-    answer = client.post("/v2/models/net/infer", json={"inputs": tensors})
+    with served(make_app({"net": load_served(saved(tmp_path))})) as client:
+        answer = client.post("/v2/models/net/infer", json={"inputs": tensors})
     assert answer.status_code == 400
     assert "input a: the shape must be" in answer.json()["error"]
 

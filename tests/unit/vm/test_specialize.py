@@ -219,11 +219,12 @@ def test_constants_of_later_compilations_are_bound_late_too(tmp_path: Path) -> N
     exe.move_late_bound_consts(tmp_path / "weights.params", 256)
     path = exe.export_library(tmp_path / "net.retune")
     machine = vm.VirtualMachine(vm.Executable.load(path), cpu(), options=vm.VMOptions("now"))
-    with pytest.raises(MachineError, match=r"the constants .*, [vw], .* are bound late"):
+    with pytest.raises(MachineError, match=r"the constants .*, .* are bound late"):
         machine.run(floats(3, 32))
     other = load_param_dict_from_file(tmp_path / "weights.params")
-    other["v"] = other["v"] * 2
-    with pytest.raises(ArtifactError, match="v has other values"):
+    name = max(other)
+    other[name] = other[name] * 2
+    with pytest.raises(ArtifactError, match=f"{name} has other values"):
         machine.load_late_bound_consts_from_map(other)
     machine.load_late_bound_consts(str(tmp_path / "weights.params"))
     expect(machine, two_products(), 3)

@@ -127,7 +127,10 @@ def _replace(name: str, old: bytes, new: bytes) -> Edit:
         ),
         (_replace("archive.json", b'"archive": 1', b'"archive": 4'), "archive format 4; this Retune reads 1"),
         (_replace("archive.json", b'"network"', b'"model"'), "it holds a model, not a network"),
-        (_replace("archive.json", b'"network"', b'"executable"'), "network of dynamic shapes, which only"),
+        (
+            _replace("archive.json", b'"network"', b'"executable"'),
+            "a network of dynamic shapes, which retune.load, ",
+        ),
         (_replace("archive.json", b'"float32"', b'"float99"'), "'float99' is no element type"),
         (_replace("archive.json", b'"float32"', b'"object"'), "no element type of numbers"),
         (_replace("archive.json", b"[1024]", b"[1023]"), r"no array of float32\[1023\]"),
