@@ -7,6 +7,7 @@ none, a region that is compiled for each shape.
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -182,16 +183,21 @@ def _region(
 
 
 def _named_by_constants(graph: Graph, calls: Sequence[FusedCall], kernels: Collection[str]) -> Iterator[FusedCall]:
-    """The calls, in which those without a kernel have the name of a group. A group holds its constants, so that equal
-    layers with weights of their own are groups of their own.
+    """The calls, in which those without a kernel have the name of a group: a group holds its constants, so that equal
+    layers with weights of their own are groups of their own, and the first has the kernel's name.
     """
     names: dict[tuple[str, ...], str] = {}
+    groups = Counter[str]()
     for call in calls:
         if call.name in kernels:
             yield call
             continue
         read = (name for node in _nodes_of(graph, call) for name in node.inputs if name in graph.constants)
-        yield replace(call, name=names.setdefault((call.name, *read), f"{call.name}_{len(names)}"))
+        key = (call.name, *read)
+        if key not in names:
+            names[key] = f"{call.name}_{groups[call.name]}" if groups[call.name] else call.name
+            groups[call.name] += 1
+        yield replace(call, name=names[key])
 
 
 _SMALL = 16
