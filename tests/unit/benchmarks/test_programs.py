@@ -325,8 +325,8 @@ def test_vm(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     found = {(line["case"], line["metric"]): line for line in lines}
     assert [metric for case, metric in found if case == "mlp"] == ["machine", "executor", "machine / executor"]
     assert found["mlp", "machine"]["error"] < 1e-4
-    calls = [found["gpt2_greedy", f"{which} call"]["kernels_built"] for which in ("first", "second")]
-    assert calls[0] > calls[1] == 0
+    # The first call builds what guards exclude, unless a test before it in this process has.
+    assert found["gpt2_greedy", "second call"]["kernels_built"] == 0
     assert found["gpt2_greedy", "machine / regions"]["value"] > 1
 
 
