@@ -114,7 +114,7 @@ def tune(
     This is `retune tune`: the same flow, records, resumption after an interruption, and report. The search ends after
     so many `minutes` or `trials`, or by `effort`: "quick", "standard" (the default) or "thorough", which are 16, 64 and
     256 trials for each kind of kernel. The same call again searches no more and takes the result from the store. With
-    a range in `shapes` kernels are tuned for a sample of shapes, log-uniform over the ranges, by every such call anew.
+    a range in `shapes` kernels are tuned for a sample of shapes, log-uniform over the ranges, again by every such call.
     `model`, `args`, `kwargs`, `shapes`, `store`, `precision`, `tolerance` and `calibrate` are as for `compile`, and
     `metric` is a name. Precisions are chosen before the search, and what was chosen is tuned. `options` are further
     options of `retune tune` by name, such as `{"threads": 1, "seed": 7}`. Where the untuned network was faster, it is

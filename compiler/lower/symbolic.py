@@ -122,7 +122,7 @@ def _lower_steps(
     tensors: Sequence[Tensor], name: str, hardware: HardwareParams, passes: Sequence[LoopPass], steps: Sequence[Step]
 ) -> LoopFunction | Unsupported:
     """The kernel of one program for all sizes, which keeps rows on the stack; where they may be too long, also what
-    computes them anew. Raises: ScheduleError.
+    computes them again. Raises: ScheduleError.
     """
     result = _lower_program(SymbolicProgram.of(tensors, keeps_rows=True), name, hardware, passes, steps)
     if (isinstance(result, LoopFunction) and not result.limits) or (isinstance(result, Unsupported) and steps):

@@ -64,29 +64,9 @@ def compile_symbolic(
 ) -> SymbolicNetwork | Unsupported:
     """The region for all shapes of its graph for large sizes, or why there is none. `constants` are those that it reads
     and the inputs that are the same array in every call; `constant_name` gives a constant of the plan a name.
+
+    Raises: DefinitionError, LoweringError or ScheduleError, see `attempt`.
     """
-    return _attempt(f"region {region.name}", lambda: _compile(region, constants, target, threads, constant_name, tuned))
-
-
-def _attempt(title: str, build: Callable[[], V | Unsupported]) -> V | Unsupported:
-    """What `build` makes, or why it fails: a network that can be compiled for each shape is not refused."""
-    try:
-        return build()
-    except (DefinitionError, LoweringError, ScheduleError) as error:
-        return Unsupported(str(error))
-    except (ArtifactError, LookupError, TypeError) as error:  # a bug of ours, such as an extent taken for a number
-        _log.warning("%s is compiled for each shape: %s", title, error, exc_info=error)
-        return Unsupported(f"{type(error).__name__}: {error}")
-
-
-def _compile(
-    region: SymbolicRegion,
-    constants: Mapping[str, Array],
-    target: Target,
-    threads: int,
-    constant_name: Callable[[Array], str],
-    tuned: TunedPrograms,
-) -> SymbolicNetwork | Unsupported:
     if set(region.determining) - constants.keys():
         return Unsupported(f"its shapes depend on the values of {', '.join(region.determining)}")
     likely = likely_graph(region.variants)
@@ -120,16 +100,27 @@ def _compile(
     return SymbolicNetwork(made, tuple(kernels.values()), rows, tasks, symbols)
 
 
+def attempt(title: str, build: Callable[[], V | Unsupported]) -> V | Unsupported:
+    """What `build` makes, or why it fails: a network that can be compiled for each shape is not refused."""
+    try:
+        return build()
+    except (DefinitionError, LoweringError, ScheduleError) as error:
+        return Unsupported(str(error))
+    except (ArtifactError, LookupError, TypeError) as error:  # a bug of ours, such as an extent taken for a number
+        _log.warning("%s is compiled for each shape: %s", title, error, exc_info=error)
+        return Unsupported(f"{type(error).__name__}: {error}")
+
+
 def _build(task: SearchTask, program: TaskProgram | None) -> tuple[KernelArtifact | Unsupported, KernelRow]:
     """The kernel of a task with its tuned program, else in its default schedule, and a row about the program."""
     row = KernelRow(task.name, task.workload_key)
     if program is not None and (steps := load_steps(program.steps)):
         build = partial(STORE.build_symbolic, task, steps)
-        kernel = _attempt(f"record {program.record_id}", build)
+        kernel = attempt(f"record {program.record_id}", build)
         if isinstance(kernel, KernelArtifact):
             return kernel, replace(row, origin=ProgramOrigin.RECORD, record_id=program.record_id)
         row = replace(row, note=f"record {program.record_id} cannot be built: {kernel.reason}")
-    kernel = _attempt(f"kernel {task.name}", partial(STORE.build_symbolic, task))
+    kernel = attempt(f"kernel {task.name}", partial(STORE.build_symbolic, task))
     return kernel, replace(row, note=_note(kernel) or row.note)
 
 

@@ -20,7 +20,7 @@ from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.vm.compile_symbolic import compile_symbolic
+from retune.compiler.vm.compile_symbolic import attempt, compile_symbolic
 from retune.compiler.vm.dim_flow import DimFlow
 from retune.compiler.vm.plan_region import PlanRegion
 from retune.compiler.vm.program_constants import equal_constant, store_packed
@@ -196,7 +196,10 @@ class Lowering:
         arrays = {name: known[name] for name in region.constants} | {
             inner: known[name] for inner, name in fixed.items()
         }
-        network = compile_symbolic(region, arrays, self.target, self.threads, self._constant, self.tuned)
+        network = attempt(
+            f"region {region.name}",
+            lambda: compile_symbolic(region, arrays, self.target, self.threads, self._constant, self.tuned),
+        )
         if isinstance(network, Unsupported):
             self.per_shape[region.name] = network.reason
             return region

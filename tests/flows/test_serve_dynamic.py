@@ -103,8 +103,8 @@ print("onnx" in sys.modules)
 
 
 def test_a_process_that_serves_imports_no_compiler(file: Path) -> None:
-    found = subprocess.run([sys.executable, "-c", _SERVE, file], capture_output=True, text=True, check=True)
-    assert found.stdout == "[]\nFalse\n"
+    result = subprocess.run([sys.executable, "-c", _SERVE, file], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\nFalse\n"
 
 
 def test_batches_join_requests_of_equal_lengths(file: Path) -> None:

@@ -82,12 +82,12 @@ def test_only_equal_elements_are_taken_from_a_packed_constant() -> None:
     padded = Packing((2, 9, 64), (1, 0, 2), (17, 64))
     w, other, far = floats(32, 16), floats(32, 16) + 1, floats(17, 64)
     constants = {"w": w, "other": other, "read": w.copy(), "far": far, "p": packing.pack(w), "q": padded.pack(far)}
-    found = store_packed(constants, {"p": packing, "q": padded}, {"read"})
-    assert isinstance(found, ProgramConstants)
-    assert set(found.unpacked) == {"w", "far"}
-    assert set(found) == set(constants)
+    stored = store_packed(constants, {"p": packing, "q": padded}, {"read"})
+    assert isinstance(stored, ProgramConstants)
+    assert set(stored.unpacked) == {"w", "far"}
+    assert set(stored) == set(constants)
     for name, array in constants.items():
-        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(stored[name], array)
     assert store_packed(constants, {}, set()) is constants
 
 
