@@ -13,7 +13,7 @@ from retune.compiler.frontend.network import load_network_program
 from retune.compiler.graph.precision.layers import FLOAT32
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.runtime.readable import milliseconds
-from retune.compiler.tune.by_shape import log_uniform, tune_by_shape, with_shapes
+from retune.compiler.tune.by_shape import log_uniform, read_sample, tune_by_shape, with_shapes
 from retune.compiler.tune.tuning import RunHeader
 from retune.compiler.tune.tuning_loop import Budget
 from retune.compiler.tune.winners import Confirmation, confirmations, record_candidates
@@ -56,8 +56,11 @@ def tune_dynamic(job: TuneJob, tell: Callable[[str], None], trials_each: int | N
         )
     compiler = _compile(job)
     program = compiler.get_exec().program
-    ranges = {symbol: (max(low, 1), high) for symbol, (low, high) in program.ranges.items()}
-    sample = log_uniform(ranges, seed=job.options.seed)
+    if job.options.sample:
+        sample = read_sample(job.options.sample, program)
+    else:
+        ranges = {symbol: (max(low, 1), high) for symbol, (low, high) in program.ranges.items()}
+        sample = log_uniform(ranges, seed=job.options.seed)
     shaped = [(with_shapes(task, symbols, sample), weight) for task, weight, symbols in compiler.symbolic_tasks]
     tasks = [(task, float(weight)) for task, weight in shaped if task is not None]
     if not tasks:

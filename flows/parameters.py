@@ -204,7 +204,8 @@ class TuneJob:
             and (field.name in _ALWAYS or getattr(self.options, field.name) != field.default)
         }
         # The tasks' keys stand for the network: a changed file, or a pass that fuses otherwise, is another run.
-        samples = {"samples": digest_of(self.options.calibrate)} if self.options.calibrate else {}
+        files = {"samples": self.options.calibrate, "sample": self.options.sample}
+        samples = {name: digest_of(path) for name, path in files.items() if path}
         told = {
             **samples,
             "threads": self.options.threads or 0,
@@ -234,8 +235,8 @@ def _complete(options: TuneOptions, given: Mapping[str, Any]) -> TuneOptions:
     """
     device = given.get("on_device")
     require_precision(options, given)
-    if options.calibrate:
-        options = replace(options, calibrate=str(Path(options.calibrate).absolute()))
+    calibrate, sample = (path and str(Path(path).absolute()) for path in (options.calibrate, options.sample))
+    options = replace(options, calibrate=calibrate, sample=sample)
     if options.trials is None and options.minutes is None:
         options = replace(options, trials=DEFAULT_TRIALS)
     on_gpu = options.target is not None and gpu_of_key(Target(options.target).traits.device) is not None

@@ -150,7 +150,7 @@ def tune(
     # request has no budget in it.
     limits = {"minutes": minutes, "trials": 1 if trials is None else trials}
     job = TuneJob.of(known.source, shapes=texts, home=home, **{**chosen, **limits})
-    if has_sizes(texts):
+    if has_sizes(texts) or job.options.sample:
         each = EFFORTS[effort or "standard"] if minutes is None and trials is None else None
         compiler = tune_dynamic(job, print if progress else lambda _: None, each)
         return Network(compiler.get_exec(), known.signature)

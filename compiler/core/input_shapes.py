@@ -3,13 +3,17 @@
 An extent is a number, a range, `?` for any size, or the name of a symbol, which may have a range: `tokens:1..512`.
 """
 
-from collections.abc import Iterable
+import json
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from retune.compiler.core.errors import OptionError
+from retune.compiler.core.json_reader import integer
 
 _MOST_DIGITS = 9
-"""Digits of an extent in a range: symbols are below 2**31."""
+"""Digits of an extent: symbols are below 2**31."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,52 @@ def fixed_shapes(texts: Iterable[str], what: str) -> dict[str, tuple[int, ...]]:
 def has_sizes(texts: Iterable[str]) -> bool:
     """Whether any extent of these shapes differs from call to call. Raises: OptionError."""
     return any(isinstance(extent, Size) for text in texts for extent in parse_shape(text)[1])
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedShapes:
+    """Shapes of inputs by name, the weight of calls with these, more than 0, and the file and entry that says so."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    weight: float
+    where: str
+
+
+def read_shapes(path: str) -> tuple[WeightedShapes, ...]:
+    """The shapes with weights in a JSON file: a list of objects such as `{"shapes": {"ids": [1, 128]}, "weight": 3}`.
+    Without a weight it is 1.
+
+    Raises: OptionError that names the file and the entry.
+    """
+    try:
+        entries = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise OptionError(f"cannot read the shapes in {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{path} is not JSON: {error}; {_EXAMPLE}") from error
+    if not isinstance(entries, list) or not entries:
+        raise OptionError(f"{path} has no list of shapes; {_EXAMPLE}")
+    return tuple(_parse_entry(entry, f"{path}, entry {number}") for number, entry in enumerate(entries))
+
+
+_EXAMPLE = 'write [{"shapes": {"ids": [1, 128]}, "weight": 3}, ...]'
+
+
+def _parse_entry(entry: object, where: str) -> WeightedShapes:
+    shapes = entry.get("shapes") if isinstance(entry, dict) and entry.keys() <= {"shapes", "weight"} else None
+    if not isinstance(entry, dict) or not isinstance(shapes, dict) or not shapes:
+        raise OptionError(f"{where} has no shapes by input; {_EXAMPLE}")
+    weight = entry.get("weight", 1)
+    if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
+        raise OptionError(f"{where}: the weight must be a number above 0, not {weight!r:.40}")
+    try:
+        extents = {name: tuple(map(integer, shape)) for name, shape in shapes.items()}
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"{where}: a shape is a list of integers; {error}") from error
+    for name, shape in extents.items():
+        if not all(1 <= extent < 10**_MOST_DIGITS for extent in shape):
+            raise OptionError(f"{where}: the shape {list(shape)} of {name} has an extent that no call has")
+    return WeightedShapes(extents, float(weight), where)
 
 
 def _extent(entry: str, text: str, where: str) -> Extent:

@@ -187,6 +187,10 @@ class TuneOptions(SchedulerOptions):
     calibrate: str | None = option(
         None, "samples of the inputs for precisions, a .npz or a folder of them; random inputs when unset", NETWORK
     )
+    sample: str | None = option(
+        None, "shapes with weights that a network of dynamic shapes is tuned for, a JSON file; log-uniform over the "
+        "ranges when unset", NETWORK, flag="shapes",
+    )  # fmt: skip
     threads: int | None = option(
         None, "threads that a network is tuned for; all cores when unset", MACHINE, least=1, most=4096
     )

@@ -11,7 +11,10 @@ from math import isfinite, prod
 
 import numpy as np
 
-from retune.compiler.core.errors import OptionError
+from retune.compiler.core.errors import OptionError, ShapeMismatchError
+from retune.compiler.core.input_shapes import WeightedShapes, read_shapes
+from retune.compiler.graph.program import Program
+from retune.compiler.graph.region import bind
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, Measurement, TaskProgram
 from retune.compiler.model.boosted_trees import XGBModel
@@ -27,6 +30,8 @@ from retune.compiler.tune.winners import Confirmation, confirm_fastest, time_aga
 
 SAMPLE = 8
 """Shapes of a sample: each is timed for every program."""
+_MOST = 16
+"""Most shapes that a file gives a sample."""
 _BATCH = 16
 
 
@@ -49,6 +54,44 @@ def log_uniform(ranges: Mapping[str, tuple[int, int]], count: int = SAMPLE, seed
         SampledShape(dict(zip(ranges, row, strict=True)), rows.count(row) / len(rows))
         for row in sorted(set(rows), key=lambda row: (prod(row), row))
     )
+
+
+def read_sample(path: str, program: Program) -> tuple[SampledShape, ...]:
+    """The sample of a network's symbols that a file of shapes gives, see `read_shapes`. Where these are many, parts of
+    equal weight have a shape each.
+
+    Raises: OptionError for a shape that fits no input of the program, and where a symbol of the inputs has no value.
+    """
+    weights: dict[tuple[int, ...], float] = {}
+    symbols = sorted({dim for param in program.inputs for dim in param.dims or () if isinstance(dim, str)})
+    for entry in read_shapes(path):
+        sizes = _sizes_of(entry, program)
+        if missing := [symbol for symbol in symbols if symbol not in sizes]:
+            raise OptionError(f"{entry.where}: no shape says what {missing[0]} is: name an input that has it")
+        row = tuple(sizes[symbol] for symbol in symbols)
+        weights[row] = weights.get(row, 0.0) + entry.weight
+    rows = sorted(weights, key=lambda row: (prod(row), row))
+    middles = np.cumsum([weights[row] for row in rows]) - [weights[row] / 2 for row in rows]
+    total = sum(weights.values())
+    parts: dict[int, list[tuple[int, ...]]] = {}
+    for number, (row, middle) in enumerate(zip(rows, middles, strict=True)):
+        parts.setdefault(number if len(rows) <= _MOST else int(middle / total * _MOST), []).append(row)
+    shares = ((part[len(part) // 2], sum(weights[row] for row in part) / total) for part in parts.values())
+    return tuple(SampledShape(dict(zip(symbols, row, strict=True)), share) for row, share in shares)
+
+
+def _sizes_of(entry: WeightedShapes, program: Program) -> dict[str, int]:
+    """The symbols that the shapes of an entry say. Raises: OptionError."""
+    params = {param.name: param for param in program.inputs}
+    if unknown := [name for name in entry.shapes if name not in params]:
+        raise OptionError(f"{entry.where}: the network has no input {unknown[0]}; its inputs are {', '.join(params)}")
+    named = [params[name] for name in entry.shapes]
+    # Arrays of these shapes without memory.
+    arrays = {param.name: np.broadcast_to(np.zeros((), param.dtype), entry.shapes[param.name]) for param in named}
+    try:
+        return bind(named, arrays, program.ranges)
+    except (ShapeMismatchError, ValueError) as error:
+        raise OptionError(f"{entry.where}: {error}") from error
 
 
 def with_shapes(task: SearchTask, symbols: Mapping[str, str], sample: Sequence[SampledShape]) -> SearchTask | None:

@@ -70,7 +70,7 @@ auto_scheduler.register_workload("quotient", lambda n: 1 / n, override=True)
         (("tune", 'operator:["retune.matrix", 64, 64]'), ("no operator 'matrix'", "matmul, batch_matmul")),
         (("tune", 'operator:["retune.matmul", 64, 64]'), ("matmul(rows: int, columns: int, inner: int): missing",)),
         (("tune", 'operator:["retune.matmul", 64, "a", 64]'), ("integers of at least 1", "'a'")),
-        (("tune", 'operator:["retune.softmax", 4, 4]', "--shape", "x=4,4"), ("--shape is for networks",)),
+        (("tune", 'operator:["retune.softmax", 4, 4]', "--shape", "x=4,4"), ("--shape and --shapes are for networks",)),
         (("tune", 'operator:no_such_module:["f", 1]'), ("no_such_module cannot be imported",)),
         (("tune", 'operator:faulty:["quotient", 0]'), ("ZeroDivisionError", "quotient")),
         (("tune", 'operator:faulty:["product", 0]'), ("product is not registered",)),

@@ -1,6 +1,7 @@
 """Networks of dynamic shapes on the command line: compiled once for ranges, timed, refused in one sentence."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from retune.compiler.core.target import Target
 from retune.compiler.measure.record import Measurement
 from retune.compiler.model.base import RandomModel
 from retune.compiler.search.block_search import BlockSearch
+from retune.compiler.tune.by_shape import read_sample
 from retune.compiler.tune.tuning import RunHeader
 from retune.compiler.vm.compiler import VMCompiler
 from retune.flows.cli.commands.arguments import home_of
@@ -110,9 +112,10 @@ def _compiler(dense: str) -> VMCompiler:
 
 @pytest.mark.long
 def test_a_network_with_ranges_is_tuned_for_its_shapes(
-    dense: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    dense: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "tune", dense, *ARGUMENTS, "--trials", "6", "--json") == 0
+    (folder / "lengths.json").write_text('[{"shapes": {"x": [1, 7, 64]}}, {"shapes": {"x2": [2, 40, 64]}}]')
+    assert run(monkeypatch, "tune", dense, *ARGUMENTS, "--shapes", "lengths.json", "--trials", "6", "--json") == 0
     path = Path(json.loads(capsys.readouterr().out.splitlines()[-1])["network"])
     for shape in ((0, 3, 64), (1, 1, 64), (2, 37, 64)):
         _computes(path, *shape)
@@ -138,6 +141,42 @@ def test_a_network_with_ranges_is_compiled_with_its_records(
     store.append([header.record(task, replace(program, steps='[["BL",9,0,8]]'), Measurement((1e-4,)), "second")])
     (row,) = (row for row in _compiler(dense).coverage.kernels if row.task_key == task.workload_key)
     assert row.note == "record second cannot be built: there is no axis 0 of stage 9"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "error"),
+    [
+        ('{"z": [1, 2, 64]}', "entry 0: the network has no input z; its inputs are x, x2"),
+        ('{"x": [2, 41, 64]}', "entry 0: tokens is 41 in dimension 1 of x; the network takes 1 to 40"),
+        ('{"x": [2, 64]}', "entry 0: the input x: float32[batch, tokens, 64] has rank 3"),
+        ('{"x": [2, 4, 65]}', "entry 0: the input x: float32[batch, tokens, 64] is given an array of [2, 4, 65]"),
+        ('{"x": [1, 4, 64], "x2": [1, 5, 64]}', "tokens is 4 in dimension 1 of x and 5 in dimension 1 of x2"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(
+    dense: str, folder: Path, refused: Refused, shapes: str, error: str
+) -> None:
+    (folder / "lengths.json").write_text(f'[{{"shapes": {shapes}}}]')
+    assert error in refused("tune", dense, *ARGUMENTS, "--shapes", "lengths.json", "--trials", "1")
+
+
+def test_a_file_has_the_sample_of_a_network(dense: str, folder: Path) -> None:
+    lengths = [(1, 4, 3), (2, 40, 1), (1, 4, 4)]
+    entries = [{"shapes": {"x": [batch, tokens, 64]}, "weight": weight} for batch, tokens, weight in lengths]
+    (folder / "lengths.json").write_text(json.dumps(entries))
+    program = _compiler(dense).get_exec().program
+    sample = read_sample(str(folder / "lengths.json"), program)
+    assert [(shape.sizes, shape.weight) for shape in sample] == [
+        ({"batch": 1, "tokens": 4}, 7 / 8),
+        ({"batch": 2, "tokens": 40}, 1 / 8),
+    ]
+    many = [{"shapes": {"x": [1, tokens, 64]}, "weight": tokens} for tokens in range(1, 41)]
+    (folder / "lengths.json").write_text(json.dumps(many))
+    sample = read_sample(str(folder / "lengths.json"), program)
+    assert 12 <= len(sample) <= 16
+    assert math.isclose(sum(shape.weight for shape in sample), 1.0)
+    mean = sum(shape.weight * shape.sizes["tokens"] for shape in sample)
+    assert abs(mean - 27) < 1.5  # that of all
 
 
 def test_ranges_that_cannot_be_tuned_are_refused(dense: str, refused: Refused) -> None:

@@ -37,7 +37,7 @@ def tune(
     job = TuneJob.of(network, shapes=shape, home=store, **options)
     check_state_folder(Path(job.home), len(os.fsencode(f"{job.label}.retune")))
     _announce(output, f"reading {job.network}")
-    if not is_operator(job.network) and has_sizes(job.shapes):
+    if not is_operator(job.network) and (has_sizes(job.shapes) or job.options.sample):
         return _tune_dynamic(job, output)
     imported = _import(job)
     ParquetRecordStore(job.place)  # refuses records of a newer version
@@ -81,8 +81,8 @@ def _import(job: TuneJob) -> ImportedNetwork | None:
         return imported
     sys.path.insert(0, os.getcwd())  # where the module of an operator lies, as for `python -m`
     extract_operator(job.network, job.target or str(Target.host()), threads=1)
-    if job.shapes:
-        raise OptionError("--shape is for networks: the line of an operator has its sizes")
+    if job.shapes or job.options.sample:
+        raise OptionError("--shape and --shapes are for networks: the line of an operator has its sizes")
     if not job.precision.is_float32:
         raise OptionError("--precision is for networks: the line of an operator has its types")
     return None

@@ -1,9 +1,11 @@
 """Shapes as text: numbers, ranges, symbols, and what is wrong with others."""
 
+from pathlib import Path
+
 import pytest
 
 from retune.compiler.core.errors import OptionError
-from retune.compiler.core.input_shapes import Size, fixed_shapes, has_sizes, parse_shape
+from retune.compiler.core.input_shapes import Size, fixed_shapes, has_sizes, parse_shape, read_shapes
 
 
 def test_a_shape_as_text_may_be_a_scalar_or_have_no_elements() -> None:
@@ -36,3 +38,44 @@ def test_fixed_shapes_take_no_ranges() -> None:
     assert fixed_shapes(["x=1,2", "y="], "tuning") == {"x": (1, 2), "y": ()}
     with pytest.raises(OptionError, match=r"tuning takes fixed shapes, not 'x=1\.\.2,2'"):
         fixed_shapes(["x=1..2,2"], "tuning")
+
+
+def test_shapes_of_a_file_have_weights(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.json"
+    path.write_text('[{"shapes": {"ids": [1, 128], "scale": []}, "weight": 3}, {"shapes": {"ids": [2, 5]}}]')
+    first, second = read_shapes(str(path))
+    assert (first.shapes, first.weight) == ({"ids": (1, 128), "scale": ()}, 3.0)
+    assert (second.shapes, second.weight, second.where) == ({"ids": (2, 5)}, 1.0, f"{path}, entry 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[", "is not JSON: Expecting value"),
+        ("[" * 100_000, "is not JSON"),
+        ("\udcff", "is not JSON"),
+        ("{}", "has no list of shapes; write"),
+        ("[]", "has no list of shapes"),
+        ('[{"ids": [1, 2]}]', "entry 0 has no shapes by input; write"),
+        ('[{"shapes": {}}]', "entry 0 has no shapes by input"),
+        ("[[1, 2]]", "entry 0 has no shapes by input"),
+        *(
+            (f'[{{"shapes": {{"ids": [1]}}, "weight": {weight}}}]', "entry 0: the weight must be a number above 0")
+            for weight in ("0", "-1", "true", '"3"', "1e999", "NaN")
+        ),
+        ('[{"shapes": {"ids": [1.5]}}]', "a shape is a list of integers; 1.5 is not an integer"),
+        ('[{"shapes": {"ids": 4}}]', "a shape is a list of integers"),
+        ('[{"shapes": {"ids": [1, 0]}}]', r"the shape \[1, 0\] of ids has an extent that no call has"),
+    ],
+)
+def test_a_file_without_shapes_is_refused_in_one_sentence(tmp_path: Path, text: str, error: str) -> None:
+    path = tmp_path / "lengths.json"
+    path.write_text(text, errors="surrogateescape")
+    with pytest.raises(OptionError, match=error) as caught:
+        read_shapes(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_of_shapes_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"cannot read the shapes in .*none\.json: No such file"):
+        read_shapes(str(tmp_path / "none.json"))
