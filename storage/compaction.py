@@ -23,6 +23,7 @@ from retune.storage.blob_store import BlobStore
 from retune.storage.layout import part_names
 from retune.storage.parts import BEST_KEY, Key, encode_compacted, part_name, read_outline, read_part
 from retune.storage.runs import RunLedger
+from retune.storage.schema import distinct_rows
 from retune.storage.store_url import open_blob_store
 
 # A query pays for each file it opens; below so few files a rewrite gains less than it costs.
@@ -34,7 +35,8 @@ FULL_ROWS = 500_000
 """Maximal rows of a file; full files stay untouched."""
 
 # The fastest first, so that `best` reads only the first row group of a compacted file.
-_ORDER = [("seconds", "ascending"), ("timestamp", "ascending"), ("round", "ascending"), ("record_id", "ascending")]
+_ORDER = [("seconds", "ascending"), ("timestamp", "ascending"), ("round", "ascending"), ("record_id", "ascending"),
+          ("sizes", "ascending")]  # fmt: skip
 
 _DAY = 86_400.0
 
@@ -62,11 +64,18 @@ class Retention:
         return cls(1 if best is None else best, 0.0 if days is None else days)
 
     def keeps(self, table: pa.Table, unfinished: Collection[str], now: float) -> pa.Table:
-        """Mask of the rows of a table that stay; its rows are of one task and device.
+        """Mask of the rows of a table that stay, with all rows of a trial; its rows are of one task and device.
 
         The newest confirmation stays. Trials with only a short measurement count as slower than all others, as when a
         network is compiled.
         """
+        ids = table.column("record_id").to_numpy(zero_copy_only=False)
+        _, first, trial = np.unique(ids, return_index=True, return_inverse=True)
+        stays: pa.Table = self._keeps_trials(table.take(pa.array(first)), unfinished, now)[trial]
+        return stays
+
+    def _keeps_trials(self, table: pa.Table, unfinished: Collection[str], now: float) -> pa.Table:
+        """Mask of the rows that stay of a table with one row a trial."""
         seconds = table.column("seconds").fill_null(math.inf).to_numpy()
         confirmed = pc.starts_with(table.column("mutation"), CONFIRMED).to_numpy()
         looked_at = table.column("censored").to_numpy()
@@ -157,7 +166,7 @@ class _Merged:
                 read.append(name)
         if not tables:
             return cls(folder, (), None)
-        return cls(folder, read, _unique(pa.concat_tables(tables)).sort_by(_ORDER))
+        return cls(folder, read, distinct_rows(pa.concat_tables(tables)).sort_by(_ORDER))
 
     def drop(self, retention: Retention, unfinished: Collection[str], now: float) -> None:
         """Drop the rows that need not stay."""
@@ -183,10 +192,3 @@ class _Merged:
             done.rows + self._table.num_rows,
             done.dropped + self.dropped,
         )
-
-
-def _unique(table: pa.Table) -> pa.Table:
-    """The first row of every record id."""
-    # `np.unique` gives the first index of each value, so among duplicates the oldest file's row stays.
-    _, first = np.unique(table.column("record_id").to_numpy(zero_copy_only=False), return_index=True)
-    return table if len(first) == table.num_rows else table.take(pa.array(np.sort(first)))

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,7 +21,7 @@ from retune.storage.documents import MARKER_KIND, read_document
 from retune.storage.files import TEMPORARY_SUFFIX
 from retune.storage.layout import RECORDS, part_folder, part_names, parts_below
 from retune.storage.parts import Key, Outline, PartCache, encode, part_name, read_part
-from retune.storage.schema import MICROSECOND, SCHEMA, canonical, from_table, refuse_newer
+from retune.storage.schema import MICROSECOND, SCHEMA, canonical, distinct_rows, from_table, refuse_newer
 from retune.storage.store_url import open_blob_store
 
 MARKER = "store.json"
@@ -32,8 +31,8 @@ _ALL = Selection(confirmations=True)
 _LISTINGS = 5
 """Most listings by a check of a folder whose files disappear while it reads them."""
 
-_ORDER = ("timestamp", "round", "record_id")
-"""The columns that order and identify records."""
+_ORDER = ("timestamp", "round", "record_id", "sizes")
+"""The columns that order rows; the last two identify them."""
 
 logger = logging.getLogger(__name__)
 
@@ -128,8 +127,8 @@ class ParquetRecordStore(RecordStore):
         return winners
 
     def table(self, selection: Selection = _ALL, columns: Sequence[str] = tuple(SCHEMA.names)) -> pa.Table:
-        """The distinct records of a selection as an Arrow table, in the order of `records`. `columns` are names of
-        `retune.storage.schema.COLUMNS`. Much faster than `records` for many of them.
+        """The distinct rows of a selection as an Arrow table, in the order of `records`, one for each shape of a trial.
+        `columns` are names of `retune.storage.schema.COLUMNS`. Much faster than `records` for many of them.
         """
         limits = {name: value for name, value in asdict(selection).items() if value is not None}
         with_confirmations = limits.pop("confirmations")
@@ -141,17 +140,13 @@ class ParquetRecordStore(RecordStore):
             whole = whole.filter(pc.equal(whole.column(name), value))
         if not with_confirmations:
             whole = whole.filter(pc.invert(pc.starts_with(whole.column("mutation"), CONFIRMED)))
-        whole = whole.sort_by([(name, "ascending") for name in _ORDER])
-        # Dictionary codes are integers: `np.unique` sorts them much faster than strings.
-        ids = whole.column("record_id").combine_chunks().dictionary_encode()
-        _, first = np.unique(ids.indices.to_numpy(), return_index=True)
-        if len(first) < whole.num_rows:
-            whole = whole.take(pa.array(np.sort(first)))
+        whole = distinct_rows(whole.sort_by([(name, "ascending") for name in _ORDER]))
         return whole.select(list(columns))
 
     def tasks(self) -> list[dict[str, Any]]:
         key = ["target", "device", "threads", "task_key"]
-        rows = self.table(Selection(), (*key, "task_name", "status", "seconds", "timestamp"))
+        rows = self.table(Selection(), (*key, "task_name", "status", "seconds", "timestamp", "record_id"))
+        rows = distinct_rows(rows, ("record_id",))
         moments = rows.column("timestamp").cast(pa.int64())  # Python has no dates after the year 9999
         rows = rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", moments)
         rows = rows.append_column("failed", pc.not_equal(rows.column("status"), int(MeasureStatus.OK)))

@@ -13,10 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from retune.compiler.core.errors import CorruptRecordError, SchemaError, StoreError
-from retune.compiler.measure.record import MOMENTS, SCHEMA_VERSION, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import (
+    MOMENTS,
+    SCHEMA_VERSION,
+    MeasureRecord,
+    MeasureStatus,
+    ShapeCosts,
+    mean_costs,
+)
 
 VERSION_KEY = b"retune.schema_version"
 """Footer entry with the version, as decimal text."""
@@ -33,7 +42,7 @@ class Column:
 
 
 COLUMNS = (
-    Column("record_id", pa.string(), "ULID of the trial; unique in a store"),
+    Column("record_id", pa.string(), "ULID of the trial; with `sizes` unique in a store"),
     Column("run_id", pa.string(), "ULID of the tuning run that asked for it"),
     Column("network", pa.string(), "network that was being tuned"),
     Column("task_key", pa.string(), "workload key of the task: what was computed, with its shapes"),
@@ -45,8 +54,8 @@ COLUMNS = (
     Column("parent_id", pa.string(), "candidate this one was mutated from, empty if none"),
     Column("mutation", pa.string(), "how it was derived from its parent, empty if sampled"),
     Column("predicted", pa.float64(), "cost model's score, higher is better; null if none", True),
-    Column("costs", pa.list_(pa.float64()), "seconds per call, one per repeat; empty if it failed"),
-    Column("seconds", pa.float64(), "fastest repeat; null if the trial failed", True),
+    Column("costs", pa.list_(pa.float64()), "seconds per call with these sizes, one per repeat; empty if it failed"),
+    Column("seconds", pa.float64(), "fastest repeat, over all sizes their mean; null if the trial failed", True),
     Column("status", pa.int8(), "how it ended, 0 is success"),
     Column("status_name", pa.string(), "the same in words: OK, RUN_TIMEOUT, WRONG_ANSWER, ..."),
     Column("error", pa.string(), "full text of the failure, empty on success"),
@@ -62,6 +71,8 @@ COLUMNS = (
     Column("censored", pa.bool_(), "out of reach of the best: timed by one short look only"),
     Column("contention", pa.float64(), "share of the fastest repeat lost to others or a slow CPU; null: unknown", True),
     Column("schema_version", pa.int32(), "version of this layout"),
+    Column("sizes", pa.string(), "sizes of the task's symbols as JSON text: one row each; empty without symbols"),
+    Column("weight", pa.float64(), "share of calls that these sizes stand for"),
 )
 
 SCHEMA = pa.schema(
@@ -87,7 +98,13 @@ def _add_race(table: pa.Table) -> pa.Table:
     return table.append_column("contention", pa.nulls(rows, pa.float64()))
 
 
-UPGRADES: Mapping[int, Upgrade] = {1: _add_race}
+def _add_sizes(table: pa.Table) -> pa.Table:
+    """Version 2 had one row a trial, of a fixed shape or with the mean over shapes that it did not know."""
+    table = table.append_column("sizes", pa.array([""] * table.num_rows, pa.string()))
+    return table.append_column("weight", pa.array([1.0] * table.num_rows, pa.float64()))
+
+
+UPGRADES: Mapping[int, Upgrade] = {1: _add_race, 2: _add_sizes}
 """By older version; version 1 is the first."""
 
 
@@ -142,8 +159,8 @@ def upgrade(
 
 # The unit of Arrow's timestamp column: finer times would not survive the round trip.
 MICROSECOND = 1_000_000
-FIELDS = tuple(field.name for field in fields(MeasureRecord))
-"""The columns of a record; the other columns of the schema are derived from them."""
+FIELDS = tuple(field.name for field in fields(MeasureRecord) if field.name != "shapes")
+"""The columns of a record, in order; others are of its shapes, or are derived."""
 
 _TEXTS = tuple(field.name for field in fields(MeasureRecord) if field.type is str)
 _STATUS = {int(status): status for status in MeasureStatus}
@@ -162,7 +179,8 @@ def canonical(record: MeasureRecord) -> MeasureRecord:
         )
     if not record.record_id:
         raise StoreError("a record without an id cannot be stored")
-    for cost in record.costs:
+    shapes = tuple(sorted(record.shapes, key=lambda shape: shape.sizes))
+    for cost in (*record.costs, *(cost for shape in shapes for cost in (shape.weight, *shape.costs))):
         if not (math.isfinite(cost) and cost > 0):
             raise StoreError(f"record {record.record_id} has a cost of {cost} s: a failure has a status instead")
     for name in ("build_seconds", "run_seconds", "elapsed", "timestamp"):
@@ -177,7 +195,8 @@ def canonical(record: MeasureRecord) -> MeasureRecord:
         record,
         **texts,
         predicted=record.predicted if scored else None,
-        costs=tuple(record.costs),
+        costs=mean_costs(shapes) if shapes else tuple(record.costs),
+        shapes=shapes,
         status=MeasureStatus(record.status),
         timestamp=round(record.timestamp * MICROSECOND) / MICROSECOND,
         contention=record.contention if watched else None,
@@ -190,13 +209,17 @@ def _utf8(text: str) -> str:
 
 
 def to_table(records: Sequence[MeasureRecord]) -> pa.Table:
-    """Canonical records as an Arrow table with `SCHEMA`, in order.
+    """Canonical records as an Arrow table with `SCHEMA`, in order; a record has a row for each of its shapes.
 
     Raises:
         StoreError: an integer is too large for its column.
     """
+    parts = [(record, shape) for record in records for shape in record.shapes or (ShapeCosts("", 1.0, record.costs),)]
+    records = [record for record, _ in parts]
     columns: dict[str, list[object]] = {name: [getattr(record, name) for record in records] for name in FIELDS}
-    columns["costs"] = [list(record.costs) for record in records]
+    columns["costs"] = [list(shape.costs) for _, shape in parts]
+    columns["sizes"] = [shape.sizes for _, shape in parts]
+    columns["weight"] = [shape.weight for _, shape in parts]
     columns["seconds"] = [s if math.isfinite(s) else None for s in (r.seconds for r in records)]
     columns["status"] = [int(record.status) for record in records]
     columns["status_name"] = [record.status.name for record in records]
@@ -227,4 +250,30 @@ def from_table(table: pa.Table, source: str = "the table") -> list[MeasureRecord
         values["status"] = [_STATUS[status] for status in values["status"]]
     except KeyError as error:
         raise CorruptRecordError(f"{source} has a trial of unknown status {error}") from None
-    return [MeasureRecord(*row) for row in zip(*values.values(), strict=True)]
+    records = [MeasureRecord(*row) for row in zip(*values.values(), strict=True)]
+    sizes = table.column("sizes").to_pylist()
+    return _join_shapes(records, sizes, table.column("weight").to_pylist()) if any(sizes) else records
+
+
+def _join_shapes(rows: Sequence[MeasureRecord], sizes: Sequence[str], weights: Sequence[float]) -> list[MeasureRecord]:
+    """One record for the rows of each id, in the order of their first rows."""
+    first: dict[str, MeasureRecord] = {}
+    shapes: dict[str, dict[str, ShapeCosts]] = {}
+    for row, text, weight in zip(rows, sizes, weights, strict=True):
+        first.setdefault(row.record_id, row)
+        if text:
+            shapes.setdefault(row.record_id, {})[text] = ShapeCosts(text, weight, row.costs)
+    joined = {key: tuple(parts[text] for text in sorted(parts)) for key, parts in shapes.items()}
+    return [
+        replace(row, shapes=joined[key], costs=mean_costs(joined[key])) if key in joined else row
+        for key, row in first.items()
+    ]
+
+
+def distinct_rows(table: pa.Table, columns: Sequence[str] = ("record_id", "sizes")) -> pa.Table:
+    """The first row of every combination of the text `columns`, in order."""
+    joined = pc.binary_join_element_wise(*map(table.column, columns), "\n")
+    # Dictionary codes are integers: `np.unique` sorts them much faster than strings.
+    ids = joined.combine_chunks().dictionary_encode()
+    _, first = np.unique(ids.indices.to_numpy(), return_index=True)
+    return table if len(first) == table.num_rows else table.take(pa.array(np.sort(first)))

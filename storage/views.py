@@ -22,10 +22,20 @@ class View:
 # A retried append and an ongoing compaction leave a record in two files: one row of each id counts.
 RECORDS = View(
     "records",
-    "every trial once",
+    "every trial once; `costs` of a trial at several shapes are those of one of them, see `shapes`",
     """
     SELECT * FROM files WHERE NOT starts_with(mutation, 'confirmed')
-    QUALIFY row_number() OVER (PARTITION BY record_id ORDER BY timestamp) = 1
+    QUALIFY row_number() OVER (PARTITION BY record_id ORDER BY timestamp, sizes) = 1
+    """,
+)
+
+SHAPES = View(
+    "shapes",
+    "a trial of a task with symbolic extents at one shape: `sizes`, `weight`, and `seconds` with these sizes",
+    """
+    SELECT * REPLACE (list_min(costs) AS seconds) FROM files
+    WHERE sizes <> '' AND NOT starts_with(mutation, 'confirmed')
+    QUALIFY row_number() OVER (PARTITION BY record_id, sizes ORDER BY timestamp) = 1
     """,
 )
 
@@ -34,7 +44,7 @@ CONFIRMATIONS = View(
     "a program that a run timed again at its end, and that serves since then; `parent_id` is its record",
     """
     SELECT * FROM files WHERE starts_with(mutation, 'confirmed')
-    QUALIFY row_number() OVER (PARTITION BY record_id ORDER BY timestamp) = 1
+    QUALIFY row_number() OVER (PARTITION BY record_id ORDER BY timestamp, sizes) = 1
     """,
 )
 
@@ -177,5 +187,5 @@ GAIN = View(
     """,
 )
 
-VIEWS = (RECORDS, CONFIRMATIONS, BEST, RUNS, LAYERS, PROGRESS, CALIBRATION, FAILURES, DRIFT, GAIN)
+VIEWS = (RECORDS, SHAPES, CONFIRMATIONS, BEST, RUNS, LAYERS, PROGRESS, CALIBRATION, FAILURES, DRIFT, GAIN)
 """In the order of their creation."""

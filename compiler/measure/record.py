@@ -14,8 +14,8 @@ from typing import Self
 
 from retune.compiler.runtime.artifact import KernelArtifact
 
-# 2 added `censored` and `contention`.
-SCHEMA_VERSION = 2
+# 2 added `censored` and `contention`, 3 `sizes` and `weight`.
+SCHEMA_VERSION = 3
 """Version of the row layout; a store refuses files of a higher version."""
 
 UNTESTED_CANDIDATES = UNTESTED_CANDIDATE, FITTED_CANDIDATE = "guess", "guess, transfer"
@@ -75,6 +75,24 @@ class MeasureStatus(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ShapeCosts:
+    """The costs of a trial at one shape: the `sizes` of the task's symbols as JSON text, the share of calls that it
+    stands for, and seconds per call, one entry per repeat.
+    """
+
+    sizes: str
+    weight: float
+    costs: tuple[float, ...]
+
+
+def mean_costs(shapes: Sequence[ShapeCosts]) -> tuple[float, ...]:
+    """The expected costs over shapes, the fastest repeats of all first; none where a shape has none."""
+    ranked = [(shape.weight, sorted(shape.costs)) for shape in shapes]
+    repeats = min(len(costs) for _, costs in ranked)
+    return tuple(sum(weight * costs[number] for weight, costs in ranked) for number in range(repeats))
+
+
+@dataclass(frozen=True, slots=True)
 class MeasureRecord:
     """One trial: the program, the device, the outcome, and its origin.
 
@@ -83,6 +101,7 @@ class MeasureRecord:
     to win. `contention` is the share of the fastest repeat that other processes took from its threads, or of the
     machine's speed that was lacking then, 0 to 1, None when unknown. `error` holds the full text of a failure.
     `elapsed` is the run's own clock in seconds when the trial's round was stored; it continues across a resume.
+    A task with symbolic extents has `shapes`, each a row of the store, and its `costs` are the means over these.
     """
 
     record_id: str
@@ -112,6 +131,7 @@ class MeasureRecord:
     censored: bool = False
     contention: float | None = None
     schema_version: int = SCHEMA_VERSION
+    shapes: tuple[ShapeCosts, ...] = ()
 
     @property
     def is_unsearched(self) -> bool:
@@ -168,7 +188,7 @@ class Measurement:
     """A program, built and timed: `costs` are seconds per call, one per repeat, empty before it was timed and unless
     `status` is OK. `artifact` is its kernel, None where the build failed and in a worker's answer. `censored` and
     `contention` are as in `retune.compiler.measure.record.MeasureRecord`. Of a task with `shapes` the costs are
-    means over these, and `by_shape` has the measurement at each shape.
+    the means over these.
     """
 
     costs: tuple[float, ...] = ()
@@ -179,28 +199,25 @@ class Measurement:
     censored: bool = False
     contention: float | None = None
     artifact: KernelArtifact | None = None
-    by_shape: "tuple[Measurement, ...]" = ()
+    shapes: tuple[ShapeCosts, ...] = ()
 
     @classmethod
     def of_shapes(cls, by_shape: "Sequence[Measurement]", weights: Sequence[float], texts: Sequence[str]) -> Self:
         """The measurement of a program that was timed at several shapes, by the `weights` of these; the first failure,
-        if any, with the text of its shape.
+        if any, with the sizes of its shape, as the `texts` are.
         """
         failures = (pair for pair in zip(by_shape, texts, strict=True) if pair[0].status is not MeasureStatus.OK)
         failed, text = next(failures, (cls(), ""))
-        repeats = min(len(result.costs) for result in by_shape)
+        parts = zip(texts, weights, by_shape, strict=True)
+        shapes = tuple(ShapeCosts(sizes, weight, result.costs) for sizes, weight, result in parts)
         return cls(
-            # The fastest repeats at all shapes are the first cost.
-            tuple(
-                sum(weight * sorted(result.costs)[number] for result, weight in zip(by_shape, weights, strict=True))
-                for number in range(repeats)
-            ),
+            mean_costs(shapes),
             failed.status,
-            f"{text}: {failed.error}" if failed.error else "",
+            f"for the sizes {text}: {failed.error}" if failed.error else "",
             run_seconds=sum(result.run_seconds for result in by_shape),
             censored=any(result.censored for result in by_shape),
             contention=max((result.contention or 0.0 for result in by_shape), default=None),
-            by_shape=tuple(by_shape),
+            shapes=shapes,
         )
 
     @property

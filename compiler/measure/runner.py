@@ -235,7 +235,7 @@ def _by_shape(
 def _means(task: SearchTask, columns: Sequence[Sequence[Measurement]]) -> list[Measurement]:
     """The measurements of programs from those at each shape."""
     weights = [shape.weight for shape in task.shapes]
-    texts = [f"for the sizes {dict(shape.sizes)}" for shape in task.shapes]
+    texts = [shape.text for shape in task.shapes]
     return [Measurement.of_shapes(row, weights, texts) for row in zip(*columns, strict=True)]
 
 

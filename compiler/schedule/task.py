@@ -3,6 +3,7 @@
 It is frozen and picklable. Equal computations have equal keys, unless they are tasks of registered workloads.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +28,11 @@ class SampledShape:
 
     sizes: Mapping[str, int] = field(hash=False)
     weight: float
+
+    @property
+    def text(self) -> str:
+        """The sizes as records have them, as JSON text."""
+        return json.dumps(dict(self.sizes), sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def tune_by_shape(
 
 def shortlist(task: SearchTask, measured: Mapping[str, Measurement]) -> tuple[TaskProgram, ...]:
     """The fastest single program, and the kernel of a few programs, of those `measured` by steps text."""
-    timed = {text: result for text, result in measured.items() if isfinite(result.seconds) and result.by_shape}
+    timed = {text: result for text, result in measured.items() if isfinite(result.seconds) and result.shapes}
     texts = [min(timed, key=lambda text: timed[text].seconds)] if timed else []
     texts.append(dump_steps(choose_by_size(task, [_timed_program(text, result) for text, result in timed.items()])))
     return tuple(
@@ -169,4 +169,4 @@ def shortlist(task: SearchTask, measured: Mapping[str, Measurement]) -> tuple[Ta
 def _timed_program(text: str, result: Measurement) -> TimedProgram:
     assert result.artifact is not None, "what was timed was built"
     layout = tuple(arg.packing for arg in result.artifact.args)
-    return TimedProgram(load_steps(text), tuple(part.seconds for part in result.by_shape), layout)
+    return TimedProgram(load_steps(text), tuple(min(shape.costs) for shape in result.shapes), layout)

@@ -72,6 +72,7 @@ class RunHeader:
             run_seconds=measured.run_seconds,
             censored=measured.censored,
             contention=measured.contention,
+            shapes=measured.shapes,
             **asdict(self),
         )
 

@@ -276,5 +276,5 @@ def _interleave(task: SearchTask, results: Sequence[Measurement], runner: Runner
         return None
     timed = list(results)
     for index, again in zip(close, compared, strict=True):
-        timed[index] = replace(results[index], costs=again.costs, contention=again.contention)
+        timed[index] = replace(results[index], costs=again.costs, contention=again.contention, shapes=again.shapes)
     return timed

@@ -8,12 +8,12 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus, ShapeCosts, mean_costs
 from retune.storage.blob_store import LocalBlobStore
 from retune.storage.files import new_id
 from retune.storage.layout import part_names
@@ -68,6 +68,14 @@ def timed(task_key: str, seconds: float, **changes: object) -> MeasureRecord:
     """A trial that succeeded."""
     record = replace(_BASE, record_id=new_id(), task_key=task_key, costs=(seconds,))
     return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def timed_at(task_key: str, seconds: Mapping[int, float], **changes: object) -> MeasureRecord:
+    """A trial that succeeded, at equally frequent values of the symbol n with their seconds."""
+    shapes = tuple(
+        ShapeCosts(f'{{"n": {size}}}', 1 / len(seconds), (cost, 2 * cost)) for size, cost in sorted(seconds.items())
+    )
+    return timed(task_key, 1.0, shapes=shapes, costs=mean_costs(shapes), **changes)
 
 
 def failed(task_key: str, **changes: object) -> MeasureRecord:

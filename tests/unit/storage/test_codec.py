@@ -1,6 +1,7 @@
 """Tests of the record codec: round trips lose nothing, and infinity is never stored."""
 
 import math
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,12 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retune.compiler.core.errors import CorruptRecordError, StoreError
-from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus, ShapeCosts
 from retune.storage.schema import COLUMNS, SCHEMA, canonical, from_table, to_table
-from tests.support.record_samples import timed
+from tests.support.record_samples import timed, timed_at
 
 durations = st.floats(0, 1e9)
 texts = st.text(st.characters())  # all of Unicode, lone surrogates included
+
+positive = st.floats(min_value=1e-9, max_value=1e9)
+shapes = st.lists(
+    st.builds(ShapeCosts, st.text(min_size=1), positive, st.lists(positive, max_size=4).map(tuple)),
+    max_size=4,
+    unique_by=lambda shape: shape.sizes.encode("utf-8", "backslashreplace"),
+).map(tuple)
 
 records = st.builds(
     MeasureRecord,
@@ -45,11 +53,12 @@ records = st.builds(
     censored=st.booleans(),
     contention=st.none() | st.floats(0, 1),
     schema_version=st.just(SCHEMA_VERSION),
+    shapes=shapes,
 )
 
 
 @settings(deadline=None)  # the first table takes Arrow a while
-@given(st.lists(records, max_size=5))
+@given(st.lists(records, max_size=5, unique_by=lambda record: record.record_id.encode("utf-8", "backslashreplace")))
 def test_a_canonical_record_survives_the_round_trip(drawn: list[MeasureRecord]) -> None:
     kept = [canonical(record) for record in drawn]
     table = to_table(kept)
@@ -66,7 +75,23 @@ def test_nothing_infinite_is_stored(drawn: list[MeasureRecord]) -> None:
         assert pc.all(pc.is_finite(table.column(name))).as_py() is not False
     assert pc.all(pc.is_finite(pc.list_flatten(table.column("costs")))).as_py() is not False
     seconds = table.column("seconds").to_pylist()
-    assert seconds == [r.seconds if math.isfinite(r.seconds) else None for r in drawn]
+    kept = [canonical(record) for record in drawn for _ in record.shapes or (None,)]
+    assert seconds == [record.seconds if math.isfinite(record.seconds) else None for record in kept]
+
+
+def test_a_trial_at_several_shapes_has_a_row_for_each() -> None:
+    record = timed_at("w0", {4: 1e-3, 40: 3e-3})
+    assert record.costs == (2e-3, 4e-3)
+    rows = to_table([canonical(record)]).to_pylist()
+    assert [(row["sizes"], row["weight"], row["costs"]) for row in rows] == [
+        ('{"n": 40}', 0.5, [3e-3, 6e-3]),
+        ('{"n": 4}', 0.5, [1e-3, 2e-3]),
+    ]
+    assert {row["record_id"] for row in rows} == {record.record_id}
+    assert {row["seconds"] for row in rows} == {2e-3}
+    for weight in (0.0, math.nan):
+        with pytest.raises(StoreError, match="has a cost of"):
+            canonical(replace(record, shapes=(replace(record.shapes[0], weight=weight),)))
 
 
 def test_canonical_changes_only_what_it_says() -> None:
@@ -79,7 +104,9 @@ def test_canonical_changes_only_what_it_says() -> None:
 
 def test_every_column_is_documented() -> None:
     assert all(column.doc for column in COLUMNS)
-    assert set(MeasureRecord.__dataclass_fields__) | {"seconds", "status_name"} == set(SCHEMA.names)
+    of_shapes = {"sizes", "weight"}
+    own = set(MeasureRecord.__dataclass_fields__) - {"shapes"}
+    assert own | {"seconds", "status_name"} | of_shapes == set(SCHEMA.names)
 
 
 def test_an_unknown_status_is_corrupt() -> None:

@@ -9,11 +9,11 @@ import pytest
 from retune.compiler.core.errors import StoreError
 from retune.storage import compaction, parts
 from retune.storage.blob_store import LocalBlobStore
-from retune.storage.compaction import Compaction, compact
+from retune.storage.compaction import Compaction, Retention, compact
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.query import connect
-from retune.storage.schema import SCHEMA
-from tests.support.record_samples import failed, part_paths, timed
+from retune.storage.schema import SCHEMA, canonical
+from tests.support.record_samples import failed, part_paths, timed, timed_at
 from tests.support.store_writers import start_writer
 
 
@@ -36,6 +36,31 @@ def test_the_same_records_in_fewer_files(tmp_path: Path) -> None:
         assert reader.best_per_task() == best
         assert reader.check().rows == 100
     assert compact(tmp_path) == Compaction(0, 0, 0)
+
+
+def test_trials_at_several_shapes_stay_whole(tmp_path: Path) -> None:
+    store = ParquetRecordStore(tmp_path)
+    trials = [timed_at("w0", {4: 1e-3 * number, 40: 1e-2 - 2e-3 * number}) for number in range(1, 5)]
+    for trial in trials:
+        store.append([trial, trials[0]])  # a retried append
+    kept = {trial.record_id: canonical(trial) for trial in trials}
+    compact(tmp_path, least_parts=2)
+    again = ParquetRecordStore(tmp_path)
+    assert {record.record_id: record for record in again.records()} == kept
+    assert again.best_per_task()["w0"] == kept[trials[3].record_id]
+    assert again.table(columns=["sizes"]).num_rows == 8
+    assert [(row["trials"], row["best_seconds"]) for row in again.tasks()] == [(4, trials[3].seconds)]
+    with connect(tmp_path) as sql:
+        assert sql.sql("SELECT count(*), min(seconds) FROM records").fetchall() == [(4, trials[3].seconds)]
+        assert sql.sql("SELECT sizes, min(seconds) FROM shapes GROUP BY ALL ORDER BY ALL").fetchall() == [
+            ('{"n": 40}', 1e-2 - 8e-3),
+            ('{"n": 4}', 1e-3),
+        ]
+    compact(tmp_path, retention=Retention(best=2), now=3e9)
+    assert {record.record_id for record in ParquetRecordStore(tmp_path).records()} == {
+        trial.record_id for trial in trials[2:]
+    }
+    assert ParquetRecordStore(tmp_path).table(columns=["sizes"]).num_rows == 4
 
 
 def test_each_device_has_a_file_of_its_own_and_others_are_left_alone(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def test_best_reads_only_the_winning_file(tmp_path: Path, monkeypatch: pytest.Mo
 def test_rows_of_the_first_version_are_read_as_what_they_were(tmp_path: Path) -> None:
     """Every timing was repeated then, and nobody looked at the load of the machine."""
     record = canonical(timed("w0", 1e-3, censored=True, contention=0.5))
-    table = to_table([record]).drop_columns(["censored", "contention"])
+    table = to_table([record]).drop_columns(["censored", "contention", "sizes", "weight"])
     folder = tmp_path / part_folder(record.target, record.task_key)
     folder.mkdir(parents=True)
     pq.write_table(table.replace_schema_metadata({VERSION_KEY: "1"}), folder / "old.parquet")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus, ShapeCosts
 from retune.storage.compaction import compact
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.query import connect
@@ -18,6 +18,7 @@ from tests.support.record_samples import part_paths, timed
 
 GOLDEN = Path(__file__).parents[2] / "formats" / "records"
 STORES = sorted(path.name for path in GOLDEN.iterdir())
+SHAPES = ShapeCosts('{"n": 40}', 0.5, (0.002,)), ShapeCosts('{"n": 4}', 0.5, (0.001,))
 TASK = '["conv2d", [1, 56, 56, 64], [3, 3, 64, 64]]'
 
 
@@ -57,6 +58,7 @@ def expected(version: int) -> list[MeasureRecord]:
             timestamp=1750000000.25 + number,
             censored=version >= 2 and number == 2,
             contention=0.125 if version >= 2 and number == 2 else None,
+            shapes=SHAPES if version >= 3 and number == 2 else (),
         )
         for number, (status, costs, error) in enumerate(outcomes)
     ]
@@ -95,7 +97,8 @@ def test_new_rows_join_the_old_ones(golden_store: tuple[int, Path]) -> None:
     assert len(part_paths(root)) == 1
     again = ParquetRecordStore(root)
     assert again.records() == [*old, fresh]
-    assert again.table(columns=["seconds"]).column("seconds").to_pylist() == [0.001, None, 0.0015, None, 5e-4]
+    expected_seconds = [0.001, None, *[0.0015] * max(1, len(old[2].shapes)), None, 5e-4]
+    assert again.table(columns=["seconds"]).column("seconds").to_pylist() == expected_seconds
 
 
 def test_sql_sees_its_columns(golden_store: tuple[int, Path]) -> None:

@@ -64,8 +64,12 @@ def test_an_expected_measurement_is_that_of_the_weighted_shapes() -> None:
     parts = [Measurement((1.0, 3.0)), Measurement((4.0, 2.0))]
     assert Measurement.of_shapes(parts, [0.75, 0.25], ["", ""]).costs == (1.25, 3.25)
     wrong = Measurement((), MeasureStatus.WRONG_ANSWER, "y differs")
-    result = Measurement.of_shapes([parts[0], wrong], [0.5, 0.5], ["n = 1", "n = 2"])
-    assert (result.costs, result.status, result.error) == ((), MeasureStatus.WRONG_ANSWER, "n = 2: y differs")
+    result = Measurement.of_shapes([parts[0], wrong], [0.5, 0.5], ["{}", '{"n": 2}'])
+    assert (result.costs, result.status, result.error) == (
+        (),
+        MeasureStatus.WRONG_ANSWER,
+        'for the sizes {"n": 2}: y differs',
+    )
 
 
 def test_a_program_is_checked_at_every_shape(measurer: LocalMeasurer) -> None:
@@ -73,10 +77,11 @@ def test_a_program_is_checked_at_every_shape(measurer: LocalMeasurer) -> None:
     right, wrong = (Measurement(artifact=build_kernel(own, (), "product")) for own in (task, _task(is_wrong=True)))
     good, bad = measurer.runner.run(task, [right, wrong])
     assert good.status is MeasureStatus.OK
-    assert math.isclose(good.seconds, 0.75 * good.by_shape[0].seconds + 0.25 * good.by_shape[1].seconds)
+    assert math.isclose(good.seconds, sum(shape.weight * min(shape.costs) for shape in good.shapes))
+    assert [(shape.sizes, shape.weight) for shape in good.shapes] == [('{"n": 5}', 0.75), ('{"n": 40}', 0.25)]
     assert bad.status is MeasureStatus.WRONG_ANSWER
-    assert bad.error.startswith("for the sizes {'n': 40}: wrong answer")
-    assert [part.status for part in bad.by_shape] == [MeasureStatus.OK, MeasureStatus.WRONG_ANSWER]
+    assert bad.error.startswith('for the sizes {"n": 40}: wrong answer')
+    assert [bool(shape.costs) for shape in bad.shapes] == [True, False]
 
 
 @pytest.mark.long
