@@ -172,10 +172,10 @@ def simulated(simulation: dict[str, Any]) -> TuningSummary:
 
     extracted = extract_tasks(ImportedNetwork(job.network, job.shapes), job.target, job.threads)
     options = job.measuring(extracted.constant_bytes)
-    with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
+    with open_run(job.location, job.fingerprint(extracted.task_keys), job.describe()) as run:
         with _workers(made, options) if job.plan is None else open_workers(options, job.plan, None) as workers:
             spent = with_task_runner(allocate_trials, job)(job, extracted, run.run_id, workers)
-        complete_run(run.run_id, job.place, {"trials": spent.trials})
+        complete_run(run.run_id, job.location, {"trials": spent.trials})
     return spent
 
 

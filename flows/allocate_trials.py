@@ -41,7 +41,7 @@ def allocate_trials(
     command spends `elsewhere`. `bar` is filled meanwhile.
     """
     started = time.monotonic()
-    home, device = job.place, job.device
+    home, device = job.location, job.device
     chain = Chain()
     known = chain.run(recall, run_id, home, extracted.task_keys, job.target, device, job.threads)
     run_info = job.run_info(run_id, job.measuring(extracted.constant_bytes))
@@ -54,7 +54,7 @@ def allocate_trials(
     history, own, foreign = opaque(known.history), opaque(known.own), opaque(known.foreign)
     chain.run(replay, opaque(tuning), history, own, opaque(training_data), foreign)
     budget = job.budget.without(elsewhere + time.monotonic() - started)
-    announce(RunOpened.of(tuning, str(job.place), known.programs, budget))
+    announce(RunOpened.of(tuning, str(job.location), known.programs, budget))
     # The run's clock goes on where the last stored round stopped it; pauses between two processes do not count.
     began, shown = time.monotonic() - tuning.elapsed, 0.0
 
@@ -98,10 +98,10 @@ def tune_round(
         measured = workers.measure(chain, name, task, candidates, tuning.tasks[index].state.best_seconds)
         records = tuning.records_of(index, candidates, measured, clock(), new_id)
         # Stored before it is learned: after a crash the replay sees every result that influenced a decision.
-        chain.run(store, name, job.place, opaque(records))
+        chain.run(store, name, job.location, opaque(records))
         chain.run(train, name, opaque(tuning), index, opaque(records))
         done = RoundDone.of(tuning, index, records, budget)
-        append_round(job.place, tuning.run_info.run_id, done.row_fields())
+        append_round(job.location, tuning.run_info.run_id, done.row_fields())
         announce(done)
     else:
         tuning.exhaust(index, EMPTY_ROUND)

@@ -60,7 +60,7 @@ def assign_precisions(
     announce(PhaseStarted(f"choosing precisions of layers: {request.precision}"))
     machine, seed = (job.target, job.threads, job.options.winograd), job.options.seed
     choice: PrecisionChoice = chain.run(
-        choose_precisions, job.network, job.shapes, opaque(request), machine, seed, job.place, run_id
+        choose_precisions, job.network, job.shapes, opaque(request), machine, seed, job.location, run_id
     )
     if choice.warning:
         _log.warning("%s", choice.warning)
@@ -94,7 +94,7 @@ def compile_network(
     chain = Chain()
     imported = ImportedNetwork(job.network, job.shapes)
     extracted = chain.run(extract_tasks, imported, job.target, job.threads, job.options.winograd)
-    with open_run(job.place, f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
+    with open_run(job.location, f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
         extracted, choice = assign_precisions(chain, job, imported, extracted, run.run_id)
         measuring = job.measuring(extracted.constant_bytes)
         with open_workers(measuring, job.plan, job.gpu) as workers:
@@ -103,7 +103,7 @@ def compile_network(
         run_info = job.run_info(run.run_id, measuring)
         nothing = begin_tuning(opaque(extracted), run_info).summary()
         report = chain.run(publish, run.run_id, job.describe(), nothing, compiled, job.run_folder(run.run_id))
-        chain.run(complete_run, run.run_id, job.place, report.summary(), report.files)
+        chain.run(complete_run, run.run_id, job.location, report.summary(), report.files)
     return report
 
 
@@ -134,8 +134,8 @@ def compile_best(
     """
     announce(PhaseStarted("selecting the best programs"))
     folder, chain = job.run_folder(run_id), Chain()
-    known = chain.run(best_of_every_task, job.place, job.target, job.device, job.threads)
-    best = chain.run(best_records, job.place, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
+    known = chain.run(best_of_every_task, job.location, job.target, job.device, job.threads)
+    best = chain.run(best_records, job.location, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
     # Those that matter most come first: the time for programs that no record knows may not suffice for all.
     layers = sorted(extracted.partition.layers(), key=lambda layer: -layer.weight * layer.tasks[0].flop_count)
     announce(PhaseStarted(f"confirming the best programs of {count(len(layers), 'layer')}"))
@@ -154,7 +154,7 @@ def compile_best(
     run_info = replace(run_info, round=rounds, elapsed=elapsed)
     winners, candidates = record_candidates(chosen, run_info, new_id)
     if candidates:
-        chain.run(store, "untested-candidates", job.place, opaque(candidates))
+        chain.run(store, "untested-candidates", job.location, opaque(candidates))
     winning = {winner.task.workload_key: winner.program for winner in winners if winner.used}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     file = f"{extracted.name}.retune"
@@ -175,7 +175,7 @@ def compile_best(
         tuned = chain.run(compile_to, "defaults", opaque(extracted), {}, path, built, instances)
         used = {row.task_key for row in tuned.kernels}
         comparison, winners = comparison.of_defaults(), keep_defaults(winners, extracted.tasks, used)
-    chain.run(store, "confirmations", job.place, opaque(confirmations(winners, run_info, new_id)))
+    chain.run(store, "confirmations", job.location, opaque(confirmations(winners, run_info, new_id)))
     announce(PhaseStarted("measuring what the machine can do at best"))
     limits = chain.run(limits_of_machine, job.threads * job.instances, job.plan)
     return CompiledResult(tuned.path, winners, comparison, tuned.kernels, limits, choice)

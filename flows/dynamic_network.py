@@ -22,12 +22,12 @@ from retune.compiler.vm.subgraph import is_symbolic
 from retune.flows.parameters import THROUGHPUT, TuneJob
 from retune.storage.files import new_id
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.store_url import Place
+from retune.storage.store_url import Location
 from retune.tasks.find_programs import best_programs
 
 
 def compile_dynamic(
-    network: str, shapes: Sequence[str], target: str, threads: int, precision: str | None, home: Place
+    network: str, shapes: Sequence[str], target: str, threads: int, precision: str | None, home: Location
 ) -> VMCompiler:
     """Compile a network whose shapes may change, with `shapes` as `parse_shape` reads them, and the best programs for
     distributions of shapes that the store at `home` has.
@@ -83,10 +83,10 @@ def tune_dynamic(job: TuneJob, tell: Callable[[str], None], trials_each: int | N
 
 
 def _compile(job: TuneJob) -> VMCompiler:
-    return compile_dynamic(job.network, job.shapes, job.target, job.threads, job.options.precision, job.place)
+    return compile_dynamic(job.network, job.shapes, job.target, job.threads, job.options.precision, job.location)
 
 
 def _store(job: TuneJob, confirmed: Sequence[Confirmation], run_info: RunHeader) -> None:
     """Store the programs that were confirmed, and their times."""
     winners, records = record_candidates(confirmed, run_info, new_id)
-    ParquetRecordStore(job.place).append([*records, *confirmations(winners, run_info, new_id)])
+    ParquetRecordStore(job.location).append([*records, *confirmations(winners, run_info, new_id)])

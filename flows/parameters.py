@@ -25,7 +25,7 @@ from retune.compiler.tune.precision.request import PrecisionRequest, require_pre
 from retune.compiler.tune.precision.samples import digest_of
 from retune.compiler.tune.tuning import RunHeader
 from retune.compiler.tune.tuning_loop import Budget
-from retune.storage.store_url import Place, is_remote, local_folder, redact
+from retune.storage.store_url import Location, folder_of, is_remote, redact
 from retune.tasks.fleet.plan import FleetPlan, require_fleet
 
 # About four minutes at the four trials a second that time budgets assume.
@@ -120,7 +120,7 @@ class TuneJob:
         if not network:
             raise OptionError("no network given: name one of the zoo or the path of an ONNX file")
         settings = config.load()
-        folder = settings.home if not home or is_remote(home) else local_folder(home)
+        folder = folder_of(home) or settings.home
         for name in (network, str(folder)):
             if any("\ud800" <= letter <= "\udfff" for letter in name):  # which stand for bytes that are no UTF-8
                 raise OptionError(f"{name!r} is not UTF-8, as Prefect needs: rename it, or set LC_ALL=C.UTF-8")
@@ -173,10 +173,10 @@ class TuneJob:
 
     def parameters(self) -> dict[str, object]:
         """The parameters of `tune_network` that make this job, which are those of `of`."""
-        return {"network": self.network, "shapes": self.shapes, "home": str(self.place), **asdict(self.options)}
+        return {"network": self.network, "shapes": self.shapes, "home": str(self.location), **asdict(self.options)}
 
     @property
-    def place(self) -> Place:
+    def location(self) -> Location:
         """Where records, the run ledger and what was learned are kept."""
         return self.store or Path(self.home)
 

@@ -65,7 +65,7 @@ def retune_stale(
         for name, job in jobs.items():
             if name not in failures:
                 try:
-                    estimates.append(chain.run(judge, name, job.place, job.target, job.device, job.threads))
+                    estimates.append(chain.run(judge, name, job.location, job.target, job.device, job.threads))
                     logger.info("%s", estimates[-1])
                 except RetuneError as error:
                     # One network must not cost the others their night: it is named at the end.

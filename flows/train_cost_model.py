@@ -49,8 +49,8 @@ def train_cost_model(
     tasks = list({task.workload_key: task for subject in subjects for task in subject.tasks}.values())
     # The largest network decides, as measuring options are part of what every record has in common.
     run_info = job.run_info(new_id(), job.measuring(max(subject.constant_bytes for subject in subjects)))
-    trained = learn_records(tasks, job.place, run_info, holdout)
-    save_checkpoint(job.place, trained.tuning)
+    trained = learn_records(tasks, job.location, run_info, holdout)
+    save_checkpoint(job.location, trained.tuning)
     report = TrainingReport(
         len(tasks), trained.programs, trained.judged, trained.pair_accuracy, trained.top_recall,
         round(time.monotonic() - began, 3),

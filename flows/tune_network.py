@@ -62,7 +62,9 @@ def _divisors(threads: int) -> list[int]:
 
 
 def _chosen_before(job: TuneJob, fingerprint: str) -> int | None:
-    unfinished = [run for run in RunLedger(job.place).list() if run.fingerprint == fingerprint and not run.is_complete]
+    unfinished = [
+        run for run in RunLedger(job.location).list() if run.fingerprint == fingerprint and not run.is_complete
+    ]
     return int(unfinished[-1].describe.get("instances", 1)) if unfinished else None
 
 
@@ -103,7 +105,7 @@ def tune(job: TuneJob, network: ImportedNetwork | None = None) -> Report:
     fingerprint = job.fingerprint(extracted.task_keys)
     if job.options.objective == THROUGHPUT:
         job, extracted = share_threads(job, imported, extracted, fingerprint)
-    with open_run(job.place, fingerprint, job.describe()) as run:
+    with open_run(job.location, fingerprint, job.describe()) as run:
         extracted, choice = assign_precisions(chain, job, imported, extracted, run.run_id)
         bar = ProgressBar.begun(run.run_id, job.network)
         with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
@@ -114,8 +116,8 @@ def tune(job: TuneJob, network: ImportedNetwork | None = None) -> Report:
         announce(PhaseStarted("writing the report"))
         report = chain.run(publish, run.run_id, job.describe(), spent, compiled, job.run_folder(run.run_id))
         # Completed before the page: a fault in drawing it must not make the next command repeat the run.
-        chain.run(complete_run, run.run_id, job.place, report.summary(), report.files)
-        facts = chain.run(write_page, run.run_id, job.place, job.run_folder(run.run_id))
+        chain.run(complete_run, run.run_id, job.location, report.summary(), report.files)
+        facts = chain.run(write_page, run.run_id, job.location, job.run_folder(run.run_id))
         chain.run(show_report, report, facts.progress)
     return report
 

@@ -75,7 +75,7 @@ def tune(job: TuneJob) -> Report:
         raise OptionError("the objective throughput is for networks: an operator has no instances")
     chain = Chain()
     extracted = chain.run(extract_any, job.network, job.target, job.threads)
-    with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
+    with open_run(job.location, job.fingerprint(extracted.task_keys), job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)
         with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
             elsewhere = monotonic() - began + _CONFIRM_SECONDS
@@ -85,11 +85,11 @@ def tune(job: TuneJob) -> Report:
             winner = chain.run(with_task_runner(confirm_operator, job), job, extracted, workers)
             run_info = job.run_info(run.run_id, job.measuring(extracted.constant_bytes))
             run_info = replace(run_info, round=spent.rounds, elapsed=spent.elapsed)
-            chain.run(store, "confirmation", job.place, opaque(confirmations([winner], run_info, new_id)))
+            chain.run(store, "confirmation", job.location, opaque(confirmations([winner], run_info, new_id)))
         folder = job.run_folder(run.run_id)
         report = chain.run(publish_operator, run.run_id, job.describe(), spent, winner, folder)
-        chain.run(complete_run, run.run_id, job.place, report.summary(), report.files)
-        chain.run(write_page, run.run_id, job.place, folder)
+        chain.run(complete_run, run.run_id, job.location, report.summary(), report.files)
+        chain.run(write_page, run.run_id, job.location, folder)
     return report
 
 
@@ -102,7 +102,7 @@ def confirm_operator(job: TuneJob, extracted: Extracted, workers: Workers) -> Co
     """Time the best programs of the job's operator in turn; the winner must be right in a fresh process."""
     (task,) = extracted.tasks
     chain = Chain()
-    best = chain.run(best_records, job.place, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
+    best = chain.run(best_records, job.location, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
     ((_, programs),) = shortlist([task], best)
     timed = chain.run(time_programs, task.name, workers, opaque(task), opaque(programs))
     return chain.run(confirm, workers, opaque([timed]))[0]

@@ -22,7 +22,7 @@ from retune.compiler.tune.explain import Explanation
 from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork, extract_network
 from retune.compiler.tune.precision.request import Metric, PrecisionChoice, PrecisionRequest, require_precision
 from retune.compiler.tune.precision.samples import read_samples, save_samples
-from retune.flows.cli.commands.arguments import home_of
+from retune.flows.cli.commands.arguments import home_of, state_folder_of
 from retune.flows.cli.commands.compile import HOST, choose_precisions
 from retune.flows.cli.commands.export import export_model
 from retune.flows.cli.kernel_explainer import KernelExplainer
@@ -32,7 +32,7 @@ from retune.models import Model, is_torch_module, model_of
 from retune.network import Network, NetworkReport
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunInfo, RunLedger
-from retune.storage.store_url import Place
+from retune.storage.store_url import Location
 from retune.tasks.find_programs import find_programs
 from retune.tuning import run_tuning
 
@@ -88,8 +88,8 @@ def compile(
         _log.warning("%s", choice.note)
     extracted = imported.extract(options.target or HOST, count, options.winograd)
     programs = find_programs(extracted, home, None)
-    explainer = KernelExplainer(extracted, programs.best, home)
-    network = extracted.compile(programs.best, programs.substitutes, release=True)
+    explainer = KernelExplainer(extracted, programs, home)
+    network = extracted.compile(programs, release=True)
     return Network(Library(network), known.signature, explainer, choice)
 
 
@@ -161,7 +161,7 @@ def tune(
     # By the fingerprint, not by the arguments: the same request from a script and from the command line is one run.
     done = _finish(job, extracted, trials, minutes)
     if done is None:
-        ledger = RunLedger(job.place)
+        ledger = RunLedger(job.location)
         before = {run.run_id for run in ledger.list() if run.is_complete}
         run_tuning(known.source, _flags(chosen, texts, home), progress=progress)
         wanted = job.fingerprint(extracted.task_keys)
@@ -175,11 +175,11 @@ def tune(
         imported = ImportedNetwork(known.source, texts)
         imported.assign(choice.assignment if choice else Assignment())
         extracted = imported.extract(job.target, job.threads // library.instances, job.options.winograd)
-    explainer = KernelExplainer(extracted, _served_programs(library, job.place), job.place)
+    explainer = KernelExplainer(extracted, _served_programs(library, job.location), job.location)
     return Network(library, known.signature, explainer, choice)
 
 
-def _served_programs(library: Library, home: Place) -> dict[str, TaskProgram]:
+def _served_programs(library: Library, home: Location) -> dict[str, TaskProgram]:
     """The programs that a network was compiled from, as far as the store has their records."""
     store = ParquetRecordStore(home)
     ids = {row.task_key: row.record_id for row in library.network.coverage if row.record_id}
@@ -280,8 +280,7 @@ def _thread_count(threads: int | None) -> int:
 
 def models_folder(store: str | Path | None) -> Path:
     """Where models that come from memory are kept as files: in the state folder of this machine."""
-    home = home_of(None if store is None else str(store))
-    return (home if isinstance(home, Path) else config.load().home) / "models"
+    return state_folder_of(None if store is None else str(store)) / "models"
 
 
 def _shape_texts(shapes: Mapping[str, Sequence[int | str]] | None) -> tuple[str, ...]:
@@ -314,7 +313,7 @@ def _finish(job: TuneJob, extracted: ExtractedNetwork, trials: int | None, minut
     """A finished run of the same request with at least this budget; the fastest of several."""
     wanted = job.fingerprint(extracted.task_keys)
     runs = []
-    for run in RunLedger(job.place).list():
+    for run in RunLedger(job.location).list():
         if run.fingerprint != wanted or not run.is_complete or run.summary is None:
             continue
         asked = run.describe

@@ -130,7 +130,6 @@ class TorchSignature:
         return [leaves[index] for index in self.input_places]
 
     def result(self, outputs: list[object]) -> object:
-        """What the module returns."""
         from torch.utils import _pytree as pytree
 
         # The exporter leaves out results that are None: the structure does not fit then.

@@ -457,7 +457,6 @@ def _map(function: Callable[[Any], object], value: object) -> object:
 
 
 def _arrays(values: Sequence[object]) -> Iterator[object]:
-    """All arrays in some values."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from value

@@ -120,7 +120,6 @@ def _while_files_move(blobs: BlobStore, work: Callable[[], Result]) -> Result:
 
 
 def _connect(blobs: BlobStore) -> "duckdb.DuckDBPyConnection":
-    """A connection with all views."""
     connection = duckdb.connect()
     # Otherwise days of `drift` would begin at another hour on each machine.
     connection.execute("SET TimeZone = 'UTC'")

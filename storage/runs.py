@@ -25,7 +25,7 @@ from retune.storage.artifacts import ArtifactStore, key_of
 from retune.storage.blob_store import BlobStore, LocalBlobStore, Lock
 from retune.storage.documents import REPORT, ROUND, Moment, RunReport, Summary, parse_document, read_document, set_aside
 from retune.storage.files import ID, new_id
-from retune.storage.store_url import Place, local_folder, open_blob_store
+from retune.storage.store_url import Location, local_folder, open_blob_store
 
 RUNS = "runs"
 
@@ -236,7 +236,7 @@ def _name(run_id: str) -> str:
 logger = logging.getLogger(__name__)
 
 
-def read_report(home: Place, info: RunInfo, folder: Path | None = None) -> RunReport:
+def read_report(home: Location, info: RunInfo, folder: Path | None = None) -> RunReport:
     """The report of a run, empty if the run did not finish or the report is lost; `folder` has its files if they are
     not below `home`. Raises: StoreError.
     """
@@ -257,7 +257,7 @@ def _local_report(path: Path) -> RunReport:
         return {}
 
 
-def _kept_report(home: Place, info: RunInfo) -> RunReport:
+def _kept_report(home: Location, info: RunInfo) -> RunReport:
     """The report of another machine's run, if the store is a URL; empty without a report."""
     key = key_of(info.summary)
     try:

@@ -10,8 +10,8 @@ from retune.compiler.core.errors import HIDDEN, StoreError, without_passwords
 from retune.storage.blob_store import BlobStore, LocalBlobStore
 from retune.storage.object_store import ObjectBlobStore
 
-Place = Path | str
-"""A path, or a URL as text."""
+Location = Path | str
+"""Where a store is: a path, or a URL as text."""
 
 _WHOLE: dict[str, str] = {}
 """Complete URLs, by their redacted form."""
@@ -25,17 +25,17 @@ def redact(url: str) -> str:
     return shown
 
 
-def unredact(location: Place) -> Place:
+def unredact(location: Location) -> Location:
     """The complete URL that was redacted in this process, for another process; any other location unchanged."""
     return _WHOLE.get(location, location) if isinstance(location, str) else location
 
 
-def is_remote(location: Place) -> bool:
+def is_remote(location: Location) -> bool:
     """Whether a location is a URL of something other than a folder of this machine."""
     return isinstance(location, str) and "://" in location and not location.startswith("file://")
 
 
-def local_folder(location: Place) -> Path:
+def local_folder(location: Location) -> Path:
     """The folder of a path or a `file://` URL, absolute.
 
     Raises: StoreError when a `file://` URL names another machine.
@@ -50,7 +50,14 @@ def local_folder(location: Place) -> Path:
     return Path(location).absolute()
 
 
-def open_blob_store(location: Place) -> BlobStore:
+def folder_of(store: Location | None) -> Path | None:
+    """The state folder that `--store` names; None where it names none or a URL of elsewhere, so that the settings
+    decide. Raises: as `local_folder`.
+    """
+    return None if not store or is_remote(store) else local_folder(store)
+
+
+def open_blob_store(location: Location) -> BlobStore:
     """The files at a path, a `file://` URL, or any URL that fsspec knows, such as `s3://bucket/folder`.
 
     Raises: StoreError when the location cannot hold a store, or its kind needs a package that is not installed.

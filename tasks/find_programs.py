@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from retune.compiler.core import config
@@ -12,20 +12,12 @@ from retune.compiler.runtime.cuda.driver_interface import GpuDevice
 from retune.compiler.tune.extract import ExtractedNetwork
 from retune.storage.base import speed
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.store_url import Place
+from retune.storage.store_url import Location
 
 
-@dataclass(frozen=True, slots=True)
-class KnownPrograms:
-    """Programs of a network's kernels by task key; `substitutes` are tried in order where `best` does not build."""
-
-    best: dict[str, TaskProgram]
-    substitutes: dict[str, list[TaskProgram]]
-
-
-def find_programs(extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None) -> KnownPrograms:
-    """The programs of a network's kernels in the records of this machine, the substitutes fastest first. For a GPU that
-    this machine lacks the records of all machines count.
+def find_programs(extracted: ExtractedNetwork, home: Location, gpu: GpuDevice | None) -> dict[str, TaskProgram]:
+    """The programs of a network's kernels, by task key, in the records of this machine; their substitutes are the
+    fastest first. For a GPU that this machine lacks the records of all machines count.
 
     The best program is what a run confirmed last: the fastest record of hundreds may be a disturbed timing, or
     its program wrong in a fresh process. A later record that is faster than the confirmation replaces it. Without a
@@ -40,17 +32,17 @@ def find_programs(extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | Non
     for task, layer in zip(extracted.tasks, extracted.layers, strict=True):
         if task.workload_key in fastest:
             layers.setdefault(layer, []).append(task.workload_key)
-    known = KnownPrograms({}, {})
+    best: dict[str, TaskProgram] = {}
     for keys in layers.values():
         rows = {key: store.records(task_key=key, confirmations=True, **scope) for key in keys}
         confirmation = _newest(record for key in keys for record in rows[key])
         for key in keys:
-            known.best[key] = _best(rows[key], confirmation, fastest[key])
-            known.substitutes[key] = _substitutes(rows[key], confirmation)
-    return known
+            program = _best(rows[key], confirmation, fastest[key])
+            best[key] = replace(program, substitutes=_substitutes(rows[key], confirmation))
+    return best
 
 
-def best_programs(home: Place, target: str, threads: int) -> dict[str, TaskProgram]:
+def best_programs(home: Location, target: str, threads: int) -> dict[str, TaskProgram]:
     """The fastest measured program of every task on the CPU of this machine, by task key. Raises: StoreError."""
     fastest = ParquetRecordStore(home).best_per_task(target=target, device=config.device_name(), threads=threads)
     return {key: TaskProgram.of(record) for key, record in fastest.items()}
@@ -72,14 +64,14 @@ def _best(rows: Sequence[MeasureRecord], newest: MeasureRecord | None, fastest: 
     return replace(TaskProgram.of(fastest), seconds=math.inf)
 
 
-def _substitutes(rows: Sequence[MeasureRecord], newest: MeasureRecord | None) -> list[TaskProgram]:
+def _substitutes(rows: Sequence[MeasureRecord], newest: MeasureRecord | None) -> tuple[TaskProgram, ...]:
     """The programs of a task with the records `rows` that nothing says are wrong, fastest first."""
     right = [row for row in rows if math.isfinite(row.seconds) and not row.censored and not row.is_confirmation]
     known = [row for row in right if newest is None or row.timestamp > newest.timestamp or row.seconds > newest.seconds]
-    return [TaskProgram.of(row) for row in sorted(known, key=speed)]
+    return tuple(TaskProgram.of(row) for row in sorted(known, key=speed))
 
 
-def threads_of_records(extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None, keys: set[str]) -> list[int]:
+def threads_of_records(extracted: ExtractedNetwork, home: Location, gpu: GpuDevice | None, keys: set[str]) -> list[int]:
     """The other numbers of threads for which there are records of these tasks on this machine."""
     scope = {**record_scope(extracted, gpu), "threads": None}
     records = (record for key in keys for record in ParquetRecordStore(home).records(task_key=key, **scope))

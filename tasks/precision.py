@@ -9,7 +9,7 @@ from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.tune.extract import ImportedNetwork
 from retune.compiler.tune.precision.request import AUTO, PrecisionChoice, PrecisionRequest
 from retune.storage.runs import RunLedger
-from retune.storage.store_url import Place
+from retune.storage.store_url import Location
 from retune.tasks.chain import task_name
 from retune.tasks.find_programs import best_programs
 
@@ -23,7 +23,7 @@ def choose_precisions(
     request: PrecisionRequest,
     machine: tuple[str, int, bool],
     seed: int,
-    home: Place,
+    home: Location,
     run_id: str,
 ) -> PrecisionChoice:
     """The precisions that a run keeps: those it chose before it was interrupted, or else a choice made now, in a fresh

@@ -7,12 +7,12 @@ from retune.compiler.core import config
 from retune.compiler.tune.operators import extract
 from retune.compiler.tune.stale import TuningEstimate, estimate
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.store_url import Place
+from retune.storage.store_url import Location
 from retune.tasks.chain import task_name
 
 
 @task(name="judge", task_run_name=task_name("judge", "network"), cache_policy=NO_CACHE)
-def judge(network: str, home: Place, target: str, device: str, threads: int) -> TuningEstimate:
+def judge(network: str, home: Location, target: str, device: str, threads: int) -> TuningEstimate:
     """What the records of this machine promise of the network."""
     subject = extract(network, target, threads)
     store = ParquetRecordStore(home)

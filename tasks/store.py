@@ -18,7 +18,7 @@ from retune.storage.checkpoints import CheckpointStore
 from retune.storage.compaction import Compaction, Retention, compact
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import Run, RunInfo, RunLedger
-from retune.storage.store_url import Place, is_remote
+from retune.storage.store_url import Location, is_remote
 
 # Records keep microseconds, ids (ULIDs) milliseconds.
 _MOMENT = 1e-3
@@ -42,13 +42,13 @@ class RunHistory:
 
 
 @task(name="open-run", task_run_name="open-run", cache_policy=NO_CACHE)
-def open_run(home: Place, fingerprint: str, describe: Mapping[str, object]) -> Run:
+def open_run(home: Location, fingerprint: str, describe: Mapping[str, object]) -> Run:
     """Own the unfinished run with this fingerprint, or begin a new run."""
     return RunLedger(home).open_or_resume(fingerprint, describe)
 
 
 @task(name="recall", task_run_name="recall", cache_policy=NO_CACHE)
-def recall(run_id: str, home: Place, keys: Sequence[str], target: str, device: str, threads: int) -> RunHistory:
+def recall(run_id: str, home: Location, keys: Sequence[str], target: str, device: str, threads: int) -> RunHistory:
     """The records that a run starts from: its own, those that other runs had stored for the same tasks when it began,
     and the best records of other tasks.
     """
@@ -70,7 +70,7 @@ def recall(run_id: str, home: Place, keys: Sequence[str], target: str, device: s
     return RunHistory(own, history, tuple(record for record in best if record.timestamp < horizon))
 
 
-def _horizon(home: Place, run_id: str, stored: Sequence[float]) -> float:
+def _horizon(home: Location, run_id: str, stored: Sequence[float]) -> float:
     """The moment before which everything counts as stored when the run began, the same after every resume.
 
     That is when it began, by the clock; or later, where the clock was set back after something had been stored.
@@ -84,14 +84,14 @@ def _horizon(home: Place, run_id: str, stored: Sequence[float]) -> float:
 
 
 @task(name="store", task_run_name="store-{name}", retries=2, retry_delay_seconds=1, cache_policy=NO_CACHE)
-def store(name: str, home: Place, records: Sequence[MeasureRecord]) -> None:
+def store(name: str, home: Location, records: Sequence[MeasureRecord]) -> None:
     """Append one round; when this returns, the round survives anything."""
     ParquetRecordStore(home).append(records)
 
 
 @task(name="best-records", task_run_name="best-records", cache_policy=NO_CACHE)
 def best_records(
-    home: Place, keys: Sequence[str], target: str, device: str, threads: int, top: int
+    home: Location, keys: Sequence[str], target: str, device: str, threads: int, top: int
 ) -> dict[str, tuple[MeasureRecord, ...]]:
     """The `top` fastest successful records of every task that has any, fastest first; a record only looked at, too
     slow for repeats, comes after all others.
@@ -108,13 +108,13 @@ def best_records(
 
 
 @task(name="best-of-every-task", cache_policy=NO_CACHE)
-def best_of_every_task(home: Place, target: str, device: str, threads: int) -> tuple[MeasureRecord, ...]:
+def best_of_every_task(home: Location, target: str, device: str, threads: int) -> tuple[MeasureRecord, ...]:
     """The best record of every task, of this network or another: each may help a similar task that has none."""
     return tuple(ParquetRecordStore(home).best_per_task(target, device, threads).values())
 
 
 @task(name="complete-run", task_run_name="complete-run", cache_policy=NO_CACHE)
-def complete_run(run_id: str, home: Place, summary: Mapping[str, Any], paths: Sequence[Path] = ()) -> RunInfo:
+def complete_run(run_id: str, home: Location, summary: Mapping[str, Any], paths: Sequence[Path] = ()) -> RunInfo:
     """Mark a run as finished: the next command like it begins a new run. Where the store is a URL, the files that the
     run has made go there as well, and the summary has their key as `artifact`.
     """

@@ -22,7 +22,7 @@ from retune.compiler.tune.tuning import RunHeader, Tuning, begin
 from retune.storage.checkpoints import CheckpointStore
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
-from retune.storage.store_url import Place
+from retune.storage.store_url import Location
 
 
 @task(name="begin-tuning", task_run_name="begin-tuning", cache_policy=NO_CACHE)
@@ -52,14 +52,14 @@ def replay(
 
 
 @task(name="recall-checkpoint", task_run_name="recall-checkpoint", cache_policy=NO_CACHE)
-def recall_checkpoint(run_id: str, home: Place, run_info: RunHeader) -> list[TrainingBatch]:
+def recall_checkpoint(run_id: str, home: Location, run_info: RunHeader) -> list[TrainingBatch]:
     """What the latest run on this device had learned when this run began; nothing if that cannot be used."""
     run = RunLedger(home).get(run_id)
     return _checkpoint(home, run_info, run.horizon or run.started)
 
 
 @task(name="learn-records", task_run_name="learn-records", cache_policy=NO_CACHE)
-def learn_records(tasks: Sequence[SearchTask], home: Place, run_info: RunHeader, holdout: float) -> TrainedModel:
+def learn_records(tasks: Sequence[SearchTask], home: Location, run_info: RunHeader, holdout: float) -> TrainedModel:
     """A cost model trained on all records of the tasks on the run's device, after the training
     data of earlier runs.
     """
@@ -72,7 +72,7 @@ def learn_records(tasks: Sequence[SearchTask], home: Place, run_info: RunHeader,
 
 
 @task(name="save-checkpoint", task_run_name="save-checkpoint", cache_policy=NO_CACHE)
-def save_checkpoint(home: Place, tuning: Tuning) -> None:
+def save_checkpoint(home: Location, tuning: Tuning) -> None:
     """Keep what the model knows now for later runs on its device."""
     if tuning.model is not None:
         run_info = tuning.run_info
@@ -80,7 +80,7 @@ def save_checkpoint(home: Place, tuning: Tuning) -> None:
         CheckpointStore(home, run_info.target, run_info.device, run_info.threads, FEATURE_VERSION).save(data)
 
 
-def _checkpoint(home: Place, run_info: RunHeader, before: float) -> list[TrainingBatch]:
+def _checkpoint(home: Location, run_info: RunHeader, before: float) -> list[TrainingBatch]:
     try:
         checkpoints = CheckpointStore(home, run_info.target, run_info.device, run_info.threads, FEATURE_VERSION)
         data = checkpoints.newest(before=before)

@@ -15,7 +15,7 @@ from retune.compiler.tune.report import CompiledResult, Report
 from retune.compiler.tune.tuning import TuningSummary
 from retune.compiler.tune.winners import Confirmation
 from retune.storage.runs import RunLedger
-from retune.storage.store_url import Place
+from retune.storage.store_url import Location
 from retune.tasks.report.facts import RunFacts, facts_of
 from retune.tasks.report.page import page
 
@@ -35,7 +35,7 @@ def publish(
 
 
 @task(name="write-page", task_run_name="write-page", cache_policy=NO_CACHE)
-def write_page(run_id: str, home: Place, folder: Path) -> RunFacts:
+def write_page(run_id: str, home: Location, folder: Path) -> RunFacts:
     """Write the page about a finished run into its folder."""
     facts = facts_of(home, RunLedger(home).get(run_id), folder)
     write_text_atomically(folder / "report.html", page(facts))

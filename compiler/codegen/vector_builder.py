@@ -134,7 +134,6 @@ class VectorBuilder:
         return self.emit(f"bitcast {value.typed} to {llvm_type(self.integer, self.lanes)}", self.lanes, self.integer)
 
     def from_bits(self, value: Value) -> Value:
-        """The floats with these bits."""
         return self.emit(f"bitcast {value.typed} to {llvm_type(self.dtype, self.lanes)}", self.lanes, self.dtype)
 
     def to_float(self, value: Value) -> Value:

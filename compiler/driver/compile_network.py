@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from types import MappingProxyType
 
 from retune.compiler.codegen.backend import backend_of, default_steps_of
 from retune.compiler.codegen.build import build_kernel
@@ -115,7 +114,6 @@ def compile_graph(
     threads: int = 1,
     cut: Partition | None = None,
     build: BuildKernels = build_in_process,
-    others: Mapping[str, Sequence[TaskProgram]] = MappingProxyType({}),
     release: bool = False,
 ) -> CompiledNetwork:
     """Compile `graph`, which has been through the graph passes.
@@ -124,9 +122,9 @@ def compile_graph(
     context that was entered is asked (`with ApplyHistoryBest(log):`), unless the pass context says not to. Where
     records are used, one warning names the kernels worth tuning that have none; another one names those of a network
     for a GPU that run on the CPU. `threads` is the number of threads that the network is meant to run on. `cut`
-    is the partition, when the caller has it already; its alternatives may be used. A record of `best` that
-    cannot be built makes room for the first of the task's `others` that can. With `release` the graph loses its
-    constants, so that each is in memory once.
+    is the partition, when the caller has it already; its alternatives may be used. A record of `best` that cannot be
+    built makes room for the first of its substitutes that can. With `release` the graph loses its constants, so that
+    each is in memory once.
     Raises: DefinitionError or LoweringError when even a default schedule cannot be built.
     """
     cut = cut or partition(graph, target, hardware_of(target, threads), winograd_for(target))
@@ -140,7 +138,7 @@ def compile_graph(
             _choose(task, best.get(task.workload_key), tunable)
             for task, tunable in zip(cut.tasks, cut.tunable, strict=True)
         ]
-    choices, artifacts = _build(choices, build, threads, others)
+    choices, artifacts = _build(choices, build, threads, best)
     plan, constants = to_plan(rewritten, cut, {artifact.name: artifact for artifact in artifacts}, release=release)
     coverage = tuple(
         KernelRow(
@@ -248,21 +246,21 @@ def _on_cpu(choice: ChosenProgram, threads: int, why: Exception) -> ChosenProgra
 
 
 def _build(
-    choices: list[ChosenProgram], build: BuildKernels, threads: int, others: Mapping[str, Sequence[TaskProgram]]
+    choices: list[ChosenProgram], build: BuildKernels, threads: int, best: Mapping[str, TaskProgram]
 ) -> tuple[list[ChosenProgram], list[KernelArtifact]]:
     """All kernels, with something else in place of those that cannot be built."""
     final, artifacts = [], []
     # All at once, since a builder may work in parallel.
     for choice, built in zip(choices, build(choices), strict=True):
-        used, artifact = _build_or_else(choice, built, build, threads, _next_best(choice, others))
+        used, artifact = _build_or_else(choice, built, build, threads, _next_best(choice, best))
         final.append(used)
         artifacts.append(artifact)
     return final, artifacts
 
 
-def _next_best(choice: ChosenProgram, others: Mapping[str, Sequence[TaskProgram]]) -> Iterator[ChosenProgram]:
+def _next_best(choice: ChosenProgram, best: Mapping[str, TaskProgram]) -> Iterator[ChosenProgram]:
     """What may take the place of a record that cannot be built: a few programs, each of which takes a build."""
-    programs = others.get(choice.task.workload_key, ()) if choice.record_id else ()
+    programs = best[choice.task.workload_key].substitutes if choice.record_id else ()
     known = (_choose(choice.task, program, True) for program in programs if program.record_id != choice.record_id)
     return islice((other for other in known if other.origin is not ProgramOrigin.DEFAULT), _MOST_OTHERS)
 

@@ -91,7 +91,6 @@ def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def body(node: onnx.NodeProto, key: str) -> onnx.GraphProto:
-    """The sub-graph `key` of a node."""
     graphs: list[onnx.GraphProto] = [attribute.g for attribute in node.attribute if attribute.name == key]
     return graphs[0]
 

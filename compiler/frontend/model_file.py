@@ -265,7 +265,6 @@ def _copy(message: object, field: str, value: object) -> None:
 
 
 def is_standard(domain: str) -> bool:
-    """Whether `domain` is the domain of the standard operators."""
     return domain in STANDARD_DOMAINS
 
 

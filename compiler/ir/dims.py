@@ -87,7 +87,6 @@ class Dim(_Integer):
         return Dim, (dict(self.terms),)
 
     def value(self, numbers: Mapping[str, int]) -> int:
-        """As `substitute`."""
         return substitute(self, numbers)
 
     @property

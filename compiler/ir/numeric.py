@@ -105,7 +105,6 @@ _CALLS: dict[str, Callable[..., Array]] = {
 
 
 def convert(values: Array, dtype: str) -> Array:
-    """`values` as `dtype`."""
     # NumPy knows no conversion between two types of ml_dtypes.
     wide = values.astype(arithmetic_type(values.dtype.name))
     return wide.astype(arithmetic_type(dtype)).astype(dtype) if dtype in NARROW_INTEGERS else wide.astype(dtype)

@@ -163,6 +163,7 @@ class TaskProgram:
     `steps` are its steps as text and `seconds` the time of a call, infinite while unknown and for a failure; an
     `is_disturbed` time is much too long. `record_id` is that of its record, empty if there is none. `mutation` is the
     move of the search that made it from `parent_id`, `predicted` the score that selected it, higher is better.
+    `substitutes` are tried in order where it cannot be built.
     """
 
     task_key: str
@@ -173,6 +174,7 @@ class TaskProgram:
     parent_id: str = ""
     predicted: float | None = None
     is_disturbed: bool = False
+    substitutes: "tuple[TaskProgram, ...]" = ()
 
     @classmethod
     def of(cls, record: MeasureRecord) -> "TaskProgram":

@@ -77,7 +77,6 @@ class TaskBuffers:
 
     @property
     def outputs(self) -> list[Array]:
-        """The output arrays, in order."""
         return [fenced.array for spec, fenced in zip(self.specs, self.arrays, strict=True) if spec.is_output]
 
     def bind(self, artifact: KernelArtifact, threads: int) -> BoundKernel:

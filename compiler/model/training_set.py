@@ -44,7 +44,6 @@ class History:
         self.programs += len(batch.seconds)
 
     def until(self, batches: int) -> "History":
-        """The history of the first `batches` batches."""
         earlier = History()
         for batch in self.batches[:batches]:
             earlier.append(batch)

@@ -109,7 +109,6 @@ class _Loop:
         return self.states + len(self.axes)
 
     def is_state(self, value: int) -> bool:
-        """Whether a value is a next state."""
         return value in self.body.results[: self.states]
 
     def result_type(self, number: int) -> Typed:

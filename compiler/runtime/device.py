@@ -74,7 +74,6 @@ def cuda(index: int = 0) -> Device:
 
 
 def opencl(index: int = 0) -> Device:
-    """A device by its number in OpenCL."""
     return Device(_OPENCL, index)
 
 

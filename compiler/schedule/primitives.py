@@ -87,7 +87,6 @@ def stage_number(state: State, stage: StageRef) -> int:
 
 
 def loop_number(state: State, stage: StageRef, loop: LoopRef) -> int:
-    """The number of a loop within its stage."""
     loops_stage = state.stage(stage_number(state, stage))
     if not isinstance(loop, (str, Iterator)):
         return _whole("a loop that is no name or iterator", loop)

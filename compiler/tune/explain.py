@@ -124,7 +124,6 @@ class Explanation:
 
     @property
     def name(self) -> str:
-        """The name of the kernel."""
         return self.task.name
 
     @property
@@ -251,7 +250,6 @@ class Explanation:
 
     @property
     def _types(self) -> list[str]:
-        """The types that it computes with."""
         return sorted({tensor.dtype for tensor in (*self.task.dag.inputs, *self.task.dag.outputs)})
 
     def _bounds(self, limits: MachineLimits) -> tuple[float, float, str]:

@@ -5,7 +5,6 @@ It is deterministic and takes seconds, so a run extracts once and passes the res
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import MappingProxyType
 
 from retune.compiler.core.input_shapes import fixed_shapes
 from retune.compiler.core.target import Target
@@ -75,7 +74,6 @@ class ExtractedNetwork(Extracted):
     def compile(
         self,
         best: Mapping[str, TaskProgram],
-        others: Mapping[str, Sequence[TaskProgram]] = MappingProxyType({}),
         build: BuildKernels = build_in_parallel,
         *,
         release: bool = False,
@@ -89,7 +87,6 @@ class ExtractedNetwork(Extracted):
                 threads=self.threads,
                 cut=self.partition,
                 build=build,
-                others=others,
                 release=release,
             )
 

@@ -318,12 +318,10 @@ def begin(
 
 
 def default_program(task: SearchTask) -> TaskProgram:
-    """The default schedule of a task."""
     return TaskProgram(task.workload_key, dump_steps(default_steps_of(task)), mutation=DEFAULT_SCHEDULE)
 
 
 def contention_of(records: Iterable[MeasureRecord]) -> list[float]:
-    """The contention of every record for which it is known."""
     return [record.contention for record in records if record.contention is not None]
 
 

@@ -237,7 +237,6 @@ class GraphModuleDebug(GraphModule):
         return self.module.network.plan.buffers[self._first[number]]
 
     def _node(self, key: int | str) -> int:
-        """The number of a node."""
         names = {node.name: number for number, node in enumerate(self._nodes)}
         number = names.get(key, -1) if isinstance(key, str) else key
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(self._nodes):

@@ -25,12 +25,12 @@ from retune.compiler.tune.operators import is_operator
 from retune.flows.cli.commands.compile import HOST
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunInfo, RunLedger
-from retune.storage.store_url import Place
+from retune.storage.store_url import Location
 from retune.tasks.find_programs import find_programs, record_scope
 from retune.tasks.report.facts import find_run
 
 
-def _find_run(home: Place, wanted: str) -> RunInfo:
+def _find_run(home: Location, wanted: str) -> RunInfo:
     if Path(wanted).suffix in (".retune", ".so"):
         raise OptionError(f"{wanted} is a compiled network, which has no schedules: name its model, or a run of it")
     if not RunLedger(home).list():
@@ -41,7 +41,7 @@ def _find_run(home: Place, wanted: str) -> RunInfo:
 class KernelExplainer:
     """Explains the kernels of a network with the records of a store."""
 
-    def __init__(self, network: ExtractedNetwork, programs: Mapping[str, TaskProgram], home: Place) -> None:
+    def __init__(self, network: ExtractedNetwork, programs: Mapping[str, TaskProgram], home: Location) -> None:
         self._network = network
         self._programs = programs
         self._home = home
@@ -55,7 +55,7 @@ class KernelExplainer:
 
     @classmethod
     def of(
-        cls, source: str, home: Place, threads: int | None, target: str | None, shapes: Sequence[str]
+        cls, source: str, home: Location, threads: int | None, target: str | None, shapes: Sequence[str]
     ) -> "KernelExplainer":
         """That of a network, or of a run, which knows network, threads, target and shapes itself.
 
@@ -72,7 +72,7 @@ class KernelExplainer:
             shapes = shapes or tuple(str(asked.get("shapes") or "").split())
         count = threads_of(Target(target or HOST), threads)
         network = extract_network(source, target or HOST, count, shapes, winograd)
-        return cls(network, find_programs(network, home, None).best, home)
+        return cls(network, find_programs(network, home, None), home)
 
     def rows(self) -> list[KernelRow]:
         """Every kernel, those that take most of the network's time first; those without a time last."""

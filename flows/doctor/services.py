@@ -18,7 +18,7 @@ from retune.compiler.core import config
 from retune.compiler.core.errors import StoreError, install_hint
 from retune.flows.cli.state_folder import check_state_folder
 from retune.flows.doctor.machine import Finding, fail, ok, warn
-from retune.storage.store_url import is_remote, local_folder
+from retune.storage.store_url import folder_of
 
 LOW_DISK = 1 << 30
 """Bytes: less is soon full of records."""
@@ -87,12 +87,12 @@ def versions() -> Finding:
     return ok("packages", text)
 
 
-def everything(location: str | None = None) -> Iterable[Finding]:
-    """All findings about what Retune works with; `place` is the state folder, or the URL of the records, unless the
-    settings are to say. Raises: OptionError for settings that make no sense.
+def everything(store: str | None = None) -> Iterable[Finding]:
+    """All findings about what Retune works with; `store` is as `--store`. Raises: OptionError for settings that make no
+    sense.
     """
     settings = config.load()
-    yield state_folder(local_folder(location) if location and not is_remote(location) else settings.home)
+    yield state_folder(folder_of(store) or settings.home)
     yield prefect(settings.prefect_api)
     yield versions()
 

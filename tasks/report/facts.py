@@ -18,7 +18,7 @@ from retune.compiler.tune.tuning import contention_of, typical
 from retune.storage.documents import RunReport
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RoundField, RunInfo, RunLedger, read_report, rounds_of
-from retune.storage.store_url import Place
+from retune.storage.store_url import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class RunFacts:
         return sum(map(len, self.trials.values()))
 
 
-def find_run(home: Place, wanted: str) -> RunInfo:
+def find_run(home: Location, wanted: str) -> RunInfo:
     """The run with this id, or the only run whose id begins or ends with `wanted`; "latest" is the newest
     that has measured something.
 
@@ -88,7 +88,7 @@ def find_run(home: Place, wanted: str) -> RunInfo:
     return matches[0]
 
 
-def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts:
+def facts_of(home: Location, info: RunInfo, folder: Path | None = None) -> RunFacts:
     """Everything about a run; `folder` is where its report is, when that is not below `home`. Raises: StoreError."""
     report = read_report(home, info, folder)
     rounds = rounds_of(home, info.run_id)

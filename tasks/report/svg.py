@@ -26,7 +26,6 @@ LEGEND_STEP = 130.0
 
 
 def color_of(index: int) -> str:
-    """One of the colors, by number."""
     return f"var(--c{index % COLORS})"
 
 

@@ -54,7 +54,7 @@ def confirm(mlp: ExtractedNetwork, tmp_path: Path, records: tuple[MeasureRecord,
 
 
 def served(mlp: ExtractedNetwork, home: Path) -> tuple[str, float]:
-    programs = find_programs(mlp, home, None).best
+    programs = find_programs(mlp, home, None)
     key = mlp.tasks[0].workload_key
     assert programs.keys() == {key}
     return programs[key].record_id, programs[key].seconds
@@ -68,8 +68,8 @@ def test_the_fastest_record_serves_where_no_run_confirmed_one(mlp: ExtractedNetw
 
 
 def test_all_programs_of_a_task_are_known_the_fastest_first(mlp: ExtractedNetwork, tmp_path: Path) -> None:
-    substitutes = find_programs(mlp, tmp_path, None).substitutes
-    assert [record.record_id for record in substitutes[mlp.tasks[0].workload_key]] == ["FAST", "SLOW"]
+    program = find_programs(mlp, tmp_path, None)[mlp.tasks[0].workload_key]
+    assert [substitute.record_id for substitute in program.substitutes] == ["FAST", "SLOW"]
 
 
 def test_what_was_faster_than_a_confirmed_program_takes_no_place(
@@ -79,8 +79,8 @@ def test_what_was_faster_than_a_confirmed_program_takes_no_place(
     later = replace(records[0], record_id="LATER", costs=(1.2e-3,), timestamp=time.time() + 60.0)
     hasty = replace(records[0], record_id="HASTY", costs=(3e-3,), censored=True)
     ParquetRecordStore(tmp_path).append([later, hasty])
-    substitutes = find_programs(mlp, tmp_path, None).substitutes
-    assert [record.record_id for record in substitutes[mlp.tasks[0].workload_key]] == ["LATER", "SLOW"]
+    program = find_programs(mlp, tmp_path, None)[mlp.tasks[0].workload_key]
+    assert [substitute.record_id for substitute in program.substitutes] == ["LATER", "SLOW"]
 
 
 def test_what_a_run_confirmed_last_serves(mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm) -> None:
@@ -114,7 +114,7 @@ def test_the_default_schedule_serves_where_it_was_confirmed(
 ) -> None:
     confirm("", 2.5e-3)
     assert served(mlp, tmp_path) == ("", 2.5e-3)
-    programs = find_programs(mlp, tmp_path, None).best
+    programs = find_programs(mlp, tmp_path, None)
     network = compile_graph(mlp.graph, mlp.target, programs, threads=1, cut=mlp.partition)
     (kernel,) = (one for one in network.coverage if one.task_key == mlp.tasks[0].workload_key)
     assert (kernel.record_id, str(kernel.origin)) == ("", "default")
@@ -129,6 +129,6 @@ def test_a_way_of_a_layer_that_a_run_did_not_confirm_is_never_the_fastest(
     confirm("SLOW", 2e-3)
     layered = copy(mlp)
     layered.layers = (0, 0, *mlp.layers[2:])
-    programs = find_programs(layered, tmp_path, None).best
+    programs = find_programs(layered, tmp_path, None)
     assert (programs[other].record_id, programs[other].seconds) == ("OTHER", math.inf)
     assert programs[mlp.tasks[0].workload_key].seconds == 2e-3

@@ -153,8 +153,8 @@ def test_other_tasks_are_another_run() -> None:
 
 def test_records_may_be_kept_at_a_url(tmp_path: Path) -> None:
     local, remote = job(home=str(tmp_path)), job(home="s3://bucket/retune")
-    assert (local.home, local.store, local.place) == (str(tmp_path), "", tmp_path)
-    assert (remote.store, remote.place) == ("s3://bucket/retune", "s3://bucket/retune")
+    assert (local.home, local.store, local.location) == (str(tmp_path), "", tmp_path)
+    assert (remote.store, remote.location) == ("s3://bucket/retune", "s3://bucket/retune")
     assert remote.home == job().home
     assert job(home=f"file://{tmp_path}").home == str(tmp_path)
     assert local.fingerprint(["w0"]) == remote.fingerprint(["w0"])

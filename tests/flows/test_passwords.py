@@ -41,9 +41,9 @@ def test_what_is_shown_opens_the_same_files_where_the_whole_was_heard_of() -> No
 def test_a_job_carries_no_password_and_finds_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETUNE_FLEET_STORAGE", "memory://me:s3cr3t@fleet")
     job = TuneJob.of("mlp", home=PLACE, fleet="prefect")
-    assert job.place == SHOWN
+    assert job.location == SHOWN
     assert "s3cr3t" not in json.dumps([asdict(job), job.parameters(), job.describe()])
-    assert ParquetRecordStore(job.place).records() == []
+    assert ParquetRecordStore(job.location).records() == []
     assert job.plan is not None
     open_blob_store("memory://me:s3cr3t@fleet").put({"b": b"2"})
     assert open_blob_store(job.plan.storage).read("b") == b"2"

@@ -14,7 +14,7 @@ from retune.flows.compact_records import compact_records
 from retune.flows.parameters import TuneJob
 from retune.flows.retune_stale import retune_stale
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.store_url import Place
+from retune.storage.store_url import Location
 from tests.support.flows.graphs import arrows, follow
 from tests.support.flows.networks import write_mlp, write_unsupported
 from tests.support.record_samples import timed
@@ -22,7 +22,7 @@ from tests.support.record_samples import timed
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
 
-def write_records(network: str, home: Place) -> None:
+def write_records(network: str, home: Location) -> None:
     """What a short tuning leaves behind."""
     job = TuneJob.of(network, trials=1, threads=1, home=str(home))
     extracted = extract_network(job.network, job.target, job.threads)
@@ -71,8 +71,8 @@ def test_a_store_at_a_url_is_that_of_the_turns_too(tmp_path: Path, monkeypatch: 
 
     @flow
     def quick(job: TuneJob) -> str:
-        asked.append(str(job.place))
-        write_records(job.network, job.place)
+        asked.append(str(job.location))
+        write_records(job.network, job.location)
         return job.network
 
     monkeypatch.setattr(module, "tune_job", quick)

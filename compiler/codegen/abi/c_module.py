@@ -54,7 +54,6 @@ class CModule:
         return CFunction(self.declare(name, result, parameters, linkage))
 
     def variable(self, name: str, initial: ir.Constant, *, thread_local: bool = False) -> ir.GlobalVariable:
-        """A variable that starts as `initial`."""
         variable = ir.GlobalVariable(self._module, initial.type, name)
         variable.initializer, variable.linkage = initial, "internal"
         variable.storage_class = "thread_local" if thread_local else ""

@@ -43,7 +43,6 @@ class _Format:
 
     @property
     def sign(self) -> int:
-        """The bit of the sign."""
         return 1 << (self.bits - 1)
 
     @property

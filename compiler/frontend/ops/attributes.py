@@ -30,7 +30,6 @@ class TensorSequence(str):
     parts: tuple[str, ...]
 
     def __new__(cls, parts: Sequence[str]) -> "TensorSequence":
-        """The sequence of these values."""
         sequence = super().__new__(cls, f"({', '.join(parts)})")
         sequence.parts = tuple(parts)
         return sequence

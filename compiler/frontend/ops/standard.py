@@ -75,7 +75,6 @@ class Composition:
         return self.results(op, *operands, **attributes)[0]
 
     def results(self, op: str, *operands: Operand, **attributes: Any) -> Sequence[str]:
-        """All results of an operator."""
         dtypes = [self.dtype(operand) for operand in operands if isinstance(operand, str) and operand]
         dtype = next((dtype for dtype in dtypes if dtype != "bool"), "float32")  # not that of a condition
         names = tuple(self._operand(operand, dtype) for operand in operands)

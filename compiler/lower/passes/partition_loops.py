@@ -126,7 +126,6 @@ def _split(loop: For, ranges: Ranges, budget: int) -> Stmt:
 
 
 def _part_of(loop: For, low: int, high: int) -> Stmt:
-    """The iterations from `low` to `high` of a loop."""
     # A part of one iteration becomes a literal, which decides the guards inside.
     if high == low:
         return _at(loop.body, loop.var, low)

@@ -117,7 +117,6 @@ class LoggedTrial:
 
     @property
     def program(self) -> TaskProgram:
-        """The program, with its time."""
         return TaskProgram(self.task.workload_key, dump_steps(self.steps), self.seconds)
 
 

@@ -131,7 +131,6 @@ class _TiledLoop(MainLoop):
         return np.asarray(self.sums + loaded + _INDEX_REGISTERS)
 
     def shared_cycles(self) -> Floats:
-        """Cycles of shared memory."""
         return np.asarray(
             self.product.moved.shared_cycles / self.launched.blocks / self.iterations + self.write_cycles()
         )
@@ -206,7 +205,6 @@ class _TensorLoop(MainLoop):
         return np.where(self.groups, self.steps * products, latency)
 
     def instructions(self) -> Floats:
-        """Instructions of a warp."""
         columns = self.columns_of_warp
         left, right = self.rows * self.kind.left_elements, columns * self.kind.right_elements
         # One ldmatrix loads a left fragment, or two right fragments.

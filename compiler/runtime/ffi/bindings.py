@@ -144,7 +144,6 @@ class NDArray(tvm_ffi.Tensor):
 
 
 def _unpickle(values: Array) -> FFITensor:
-    """The array of `__reduce__`."""
     return tensor_of(aligned_copy(values))
 
 

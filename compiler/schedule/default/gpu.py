@@ -80,7 +80,6 @@ class _Rows:
 
 
 def default_gpu_steps(dag: ComputeDAG) -> tuple[Step, ...]:
-    """Steps of the default schedule of `dag` on a GPU."""
     state = _inline(State.initial(dag))
     number = len(state.stages)
     # Backwards: the reader, which comes later, decides where a reduction is computed.

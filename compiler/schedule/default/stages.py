@@ -12,7 +12,6 @@ NEAR_BYTES = 1 << 18
 
 
 def axes_of(state: State, stage_id: int) -> tuple[Axis, ...]:
-    """The axes of a stage that is computed."""
     op = state.stages[stage_id].op
     assert isinstance(op, ComputeOp), "only what is computed has axes"
     return op.axes
@@ -27,7 +26,6 @@ def loop_number(state: State, stage_id: int, name: str) -> int:
 
 
 def extent_of(state: State, stage_id: int, name: str) -> int:
-    """The extent of a loop of a stage."""
     extent = state.stages[stage_id].iters[loop_number(state, stage_id, name)].extent
     assert isinstance(extent, int), "the loops of a default schedule have extents"
     return extent

@@ -34,7 +34,6 @@ def kernels_of(nests: Sequence[StageNest], count: int, facts: GpuFacts | None = 
 
 
 def own_loops(nest: StageNest) -> Sequence[Loop]:
-    """The loops of the stage itself."""
     return nest.loops[len(nest.loops) - nest.own :]
 
 

@@ -66,7 +66,6 @@ def widths_of(state: State, steps: Sequence[Step], hardware: HardwareParams) -> 
 
 
 def _doubling(first: int, most: int) -> tuple[int, ...]:
-    """`first` and its doubles up to `most`."""
     powers = [first]
     while powers[-1] * 2 <= most:
         powers.append(powers[-1] * 2)

@@ -49,7 +49,6 @@ class _Histogram:
         self.counts = counts if self.counts is None else self.counts + counts
 
     def range(self, method: str) -> tuple[float, float]:
-        """The range by a method of METHODS."""
         if self.low > self.high:
             return 0.0, 0.0
         if method == "min-max" or self.counts is None or self.high <= self.low:

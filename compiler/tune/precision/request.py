@@ -114,7 +114,6 @@ class PrecisionChoice:
         return f"layers: {shares}; error of the outputs ({self.metric}) {self.error:.2%}"
 
     def to_json(self) -> dict[str, object]:
-        """All fields as JSON has them."""
         return asdict(self)
 
     @classmethod

@@ -57,7 +57,6 @@ class RecordedState:
 
     @property
     def transform_steps(self) -> tuple[Step, ...]:
-        """Same as `steps`."""
         return self.steps
 
 

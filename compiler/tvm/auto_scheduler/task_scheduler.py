@@ -170,7 +170,6 @@ class TaskScheduler:
 
     @property
     def states(self) -> list[TaskState]:
-        """The progress of every task."""
         return self.loop.states
 
     @property

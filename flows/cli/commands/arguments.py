@@ -8,7 +8,7 @@ import typer
 
 from retune.compiler.core import config
 from retune.compiler.core.options import TuneOptions, flag_of, info_of, kinds_of
-from retune.storage.store_url import Place, is_remote, local_folder
+from retune.storage.store_url import Location, folder_of, is_remote
 
 Network = Annotated[str, typer.Argument(help="A name listed by `retune networks`, or the path of an ONNX file.")]
 Threads = Annotated[int | None, typer.Option(help="Threads the network will run on. Default: all cores.")]
@@ -39,12 +39,11 @@ def option_of(field: Field[object]) -> Any:
     return Annotated[kind | None, typer.Option(names, help=f"{meaning[:1].upper()}{meaning[1:]}.{shown}")]
 
 
-def home_of(store: str | None) -> Place:
+def home_of(store: str | None) -> Location:
     """Where the records are that `--store` names, or the configured state folder."""
     return store if store and is_remote(store) else state_folder_of(store)
 
 
 def state_folder_of(store: str | None) -> Path:
     """The state folder that `--store` names; the configured folder where it names none."""
-    folder = local_folder(store) if store and not is_remote(store) else None
-    return config.load(flags={"home": folder}).home
+    return config.load(flags={"home": folder_of(store)}).home

@@ -31,7 +31,7 @@ from retune.flows.cli.commands.arguments import Network, Shapes, Store, home_of,
 from retune.flows.cli.commands.output import Output
 from retune.flows.dynamic_network import compile_dynamic
 from retune.flows.parameters import add_options
-from retune.storage.store_url import Place
+from retune.storage.store_url import Location
 from retune.tasks.find_programs import best_programs, find_programs, threads_of_records
 
 _log = logging.getLogger(__name__)
@@ -81,8 +81,7 @@ def compile_network(
     choice = choose_precisions(imported, PrecisionRequest.of(options), options, threads, home_of(store))
     extracted = imported.extract(str(machine), threads, options.winograd)
     with ApplyHistoryBest(list(log or ())):
-        known = find_programs(extracted, home_of(store), gpu)
-        compiled = extracted.compile(known.best, known.substitutes)
+        compiled = extracted.compile(find_programs(extracted, home_of(store), gpu))
     Library(compiled).export_library(path)
     coverage = CoverageReport.of(compiled.coverage)
     lines = [f"{coverage}", coverage.fallback_text() or "no kernel worth tuning uses the default schedule", f"{path}"]
@@ -117,7 +116,7 @@ def _import(network: str, shapes: Sequence[str]) -> ImportedNetwork | None:
 
 
 def _compile_dynamic(
-    network: str, shapes: Sequence[str], options: TuneOptions, target: str, threads: int, home: Place, path: Path
+    network: str, shapes: Sequence[str], options: TuneOptions, target: str, threads: int, home: Location, path: Path
 ) -> tuple[list[str], dict[str, object]]:
     """Write the file of a network whose shapes may change; lines and fields to print."""
     if path.suffix != NETWORK_SUFFIX:
@@ -137,7 +136,7 @@ def _compile_dynamic(
 
 
 def choose_precisions(
-    network: ImportedNetwork, request: PrecisionRequest, options: TuneOptions, threads: int, home: Place
+    network: ImportedNetwork, request: PrecisionRequest, options: TuneOptions, threads: int, home: Location
 ) -> PrecisionChoice | None:
     """Assign precisions to the layers of a network; None for float32. Raises: OptionError."""
     if request.is_float32:

@@ -36,7 +36,7 @@ from retune.flows.cli.commands.arguments import Shapes, Store, home_of, option_o
 from retune.flows.cli.commands.compile import HOST, coverage_fields
 from retune.flows.cli.commands.output import Output
 from retune.flows.parameters import add_options
-from retune.storage.store_url import Place
+from retune.storage.store_url import Location
 from retune.tasks.find_programs import find_programs
 
 
@@ -78,7 +78,7 @@ add_options(export, tune_options("threads", "target", "winograd"), option_of)
 
 
 def export_model(
-    network: str, to: Path, options: TuneOptions, shapes: Mapping[str, Sequence[int]], home: Place
+    network: str, to: Path, options: TuneOptions, shapes: Mapping[str, Sequence[int]], home: Location
 ) -> tuple[ExportedModel, list[CompiledNetwork]]:
     """Compile the parts of a network that can be compiled, with the best records at `home`, and write the files.
 
@@ -93,7 +93,7 @@ def export_model(
 
 
 def _compile_parts(
-    network: str, options: TuneOptions, shapes: Mapping[str, Sequence[int]], home: Place
+    network: str, options: TuneOptions, shapes: Mapping[str, Sequence[int]], home: Location
 ) -> tuple[OffloadedModel, list[CompiledNetwork]]:
     count = threads_of(Target(options.target or HOST), options.threads)
     require_thread_count(count)
@@ -103,8 +103,7 @@ def _compile_parts(
     networks = []
     for graph in offloaded.parts:
         part = extract_part(network, graph, Target(options.target or HOST), count, options.winograd, names)
-        known = find_programs(part, home, None)
-        networks.append(part.compile(known.best, known.substitutes))
+        networks.append(part.compile(find_programs(part, home, None)))
     return offloaded, networks
 
 

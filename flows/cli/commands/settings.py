@@ -4,7 +4,7 @@ from retune.compiler.core import config
 from retune.compiler.core.settings import FILE
 from retune.flows.cli.commands.arguments import Store
 from retune.flows.cli.commands.output import Column, Output
-from retune.storage.store_url import is_remote, local_folder
+from retune.storage.store_url import folder_of
 
 
 def show_config(output: Output, store: Store = None) -> None:
@@ -13,7 +13,6 @@ def show_config(output: Output, store: Store = None) -> None:
     Settings are read from retune.toml in the working directory (or the file that $RETUNE_CONFIG names), then from the
     environment, then from flags; the later wins.
     """
-    home = local_folder(store) if store and not is_remote(store) else None  # a URL leaves the state folder as it is
     rows = [
         {
             "name": setting.name,
@@ -22,7 +21,7 @@ def show_config(output: Output, store: Store = None) -> None:
             "variable": setting.variable,
             "meaning": setting.meaning,
         }
-        for setting in config.explain(flags={"home": home})
+        for setting in config.explain(flags={"home": folder_of(store)})
     ]
     output.table(
         rows,

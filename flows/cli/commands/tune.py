@@ -40,7 +40,7 @@ def tune(
     if not is_operator(job.network) and (has_sizes(job.shapes) or job.options.sample):
         return _tune_dynamic(job, output)
     imported = _import(job)
-    ParquetRecordStore(job.place)  # refuses records of a newer version
+    ParquetRecordStore(job.location)  # refuses records of a newer version
     url = config.load().prefect_api
     _announce(output, f"connecting to Prefect at {url}" if url else "starting Prefect (up to a minute the first time)")
     return run_flow(job, output.mode, imported)

@@ -16,7 +16,7 @@ from retune.compiler.core import config
 from retune.compiler.measure.record import MeasureRecord
 from retune.flows.parameters import TuneJob
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.store_url import Place
+from retune.storage.store_url import Location
 from tests.support.flows.networks import write_mlp
 
 TRIALS, BATCH = 40, 4
@@ -29,7 +29,7 @@ Outcome = list[tuple[int, str, str, tuple[float, ...], str]]
 """What a run has stored that does not depend on when it did: by round, task and program."""
 
 
-def outcome(home: Place, run_id: str | None = None) -> Outcome:
+def outcome(home: Location, run_id: str | None = None) -> Outcome:
     """The records of a store, or of one run in it; none of them twice."""
     records = ParquetRecordStore(home).records(run_id=run_id)
     assert max(Counter((record.run_id, record.task_key, record.steps) for record in records).values()) == 1

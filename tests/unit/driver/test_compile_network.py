@@ -1,6 +1,7 @@
 """Networks compiled and run, against NumPy and ONNX Runtime."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,7 @@ def test_the_next_best_record_takes_the_place_of_one_that_cannot_be_built() -> N
     texts = {"record-1": broken, "worse": "no steps at all", "bad": broken, "good": dump_steps(_tiled(first))}
     slower = [known(text, name) for name, text in texts.items()]
     key = first.workload_key
-    network = compile_graph(graph, TARGET, {key: slower[0]}, others={key: slower, "another": []})
+    network = compile_graph(graph, TARGET, {key: replace(slower[0], substitutes=tuple(slower))})
     assert network.coverage[0].record_id == "good"
     assert "record bad cannot be built" in network.coverage[0].note
     inputs = _random(graph)
@@ -249,7 +250,8 @@ def test_only_a_few_records_are_tried_in_place_of_one_that_cannot_be_built() -> 
         return build_in_process(batch)
 
     key = first.workload_key
-    network = compile_graph(graph, TARGET, {key: many[7]}, build=counting, others={key: many})
+    best = {key: replace(many[7], substitutes=tuple(many))}
+    network = compile_graph(graph, TARGET, best, build=counting)
     assert network.coverage[0].record_id == ""
     assert [one for one in tried if one] == [f"record-{number}" for number in range(5)]
 
