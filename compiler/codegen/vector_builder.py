@@ -76,12 +76,12 @@ class VectorBuilder:
         """`factor * multiplier + addend`, rounded once."""
         return self.call("fma", factor, multiplier, addend)
 
-    def scale_by_floor(self, value: Value, power: Value) -> Value:
-        """`value` times two to the floor of a float power, rounded once; see `PERMUTE_LANES`."""
-        kind = llvm_type(value.dtype, self.lanes)
-        # A mask of all sixteen lanes; 4 is the current rounding mode (_MM_FROUND_CUR_DIRECTION).
-        call = f"call {kind} @llvm.x86.avx512.mask.scalef.ps.512"
-        return self.emit(f"{call}({value.typed}, {power.typed}, {kind} poison, i16 -1, i32 4)", self.lanes, value.dtype)
+    def scale_by_floor(self, value: Value, power: Value, mask: Value) -> Value:
+        """`value` times two to the floor of a float power, rounded once; 0 outside of `mask`; see `PERMUTE_LANES`."""
+        kind, bits = llvm_type(value.dtype, self.lanes), self.emit(f"bitcast {mask.typed} to i16", 1, "int16")
+        # 4 is the current rounding mode (_MM_FROUND_CUR_DIRECTION).
+        operands = f"{value.typed}, {power.typed}, {kind} zeroinitializer, {bits.typed}, i32 4"
+        return self.emit(f"call {kind} @llvm.x86.avx512.mask.scalef.ps.512({operands})", self.lanes, value.dtype)
 
     def look_up(self, table: Sequence[float], indices: Value) -> Value:
         """The numbers of `table` at the low four bits of `indices`; see `PERMUTE_LANES`."""

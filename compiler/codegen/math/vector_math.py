@@ -1,8 +1,9 @@
 """Vectorized float32 math functions with an error of at most 4 ulp.
 
-The code has no calls, branches or memory tables. NaN in, NaN out. Subnormal arguments and results are exact like others
-(the CPU's flushing modes are off in the kernels' threads). Results round to infinity, 0 and 1 where the exact
-values do. An ulp is the distance of the two float32 that enclose the exact value.
+The code has no calls, branches or memory tables. NaN in, NaN out. Results round to infinity, 0 and 1 where the exact
+values do. An ulp is the distance of the two float32 that enclose the exact value. Subnormal arguments and results are
+exact like others (the CPU's flushing modes are off in the kernels' threads), except that `exp` is 0 where its exact
+value is subnormal: Intel's CPUs take over 100 cycles for each vector with a subnormal result, and a softmax has many.
 
 The coefficients minimize the largest relative error of the function (Lawson's iteration on least squares), and were
 rounded to float32 one after another, each time refitting the remaining coefficients.
@@ -29,8 +30,8 @@ _ROUNDER = 1.5 * 2.0**23
 """Adding it to a small number leaves the nearest integer in the low bits of the sum."""
 _ROUNDER_BITS = 0x4B400000
 
-_EXP_BELOW = -104.0
-"""exp is less than half the least float32 here."""
+_EXP_LEAST = -87.33654022216797
+"""The least float32 whose exp is a normal number."""
 _EXP_ABOVE = 89.0
 """exp overflows here."""
 _EXPM1 = (0.4999999701976776, 0.1666654646396637, 0.04166743531823158, 0.00836627185344696, 0.0013870694674551487)
@@ -86,16 +87,17 @@ _ERFC_ROOT = (
 
 
 def exp(emit: Emit, x: Value) -> Value:
-    """2**n * exp(r) with x = n ln 2 + r; the power comes in two factors, so that subnormal results round once."""
+    """2**n * exp(r) with x = n ln 2 + r."""
     write = VectorBuilder(emit, x.lanes)
     # Beyond the bounds the result is 0 or infinity anyway; within them the power fits the exponent arithmetic below.
-    shifted, grown = _reduced_expm1(write, write.at_least(write.at_most(x, _EXP_ABOVE), _EXP_BELOW))
+    shifted, grown = _reduced_expm1(write, write.at_least(write.at_most(x, _EXP_ABOVE), _EXP_LEAST))
     power = write.binary("sub", write.bits(shifted), write.whole(_ROUNDER_BITS))
-    # One factor 2**n would overflow or be subnormal at both ends; two halves are normal for every n.
+    # One factor 2**n would overflow for the largest results; two halves are normal for every n.
     half = write.binary("ashr", power, write.whole(1))
     other_half = write.binary("sub", power, half)
     scaled = write.mul(write.add(grown, write.number(1.0)), _power_of_two(write, half))
-    return write.mul(scaled, _power_of_two(write, other_half))
+    result = write.mul(scaled, _power_of_two(write, other_half))
+    return write.choose(write.test("olt", x, write.number(_EXP_LEAST)), write.number(0.0), result)
 
 
 def exp_by_permute(emit: Emit, x: Value) -> Value:
@@ -107,7 +109,8 @@ def exp_by_permute(emit: Emit, x: Value) -> Value:
 
 
 def _sixteen_exps(write: VectorBuilder, x: Value) -> Value:
-    x = write.at_least(write.at_most(x, _EXP_ABOVE), _EXP_BELOW)
+    is_normal = write.test("uge", x, write.number(_EXP_LEAST))
+    x = write.at_most(x, _EXP_ABOVE)
     shifted = write.fma(x, write.number(_LOG2_E), write.number(_SIXTEENTHS_ROUNDER))
     count = write.sub(shifted, write.number(_SIXTEENTHS_ROUNDER))
     # Cody-Waite reduction: ln 2 in two parts, so that the cancellation in x - n ln 2 costs no bits.
@@ -117,7 +120,7 @@ def _sixteen_exps(write: VectorBuilder, x: Value) -> Value:
     # The low four bits of the shifted sum are the sixteenths, which number the root; `scalef` takes the floor of the
     # remainder.
     root = write.look_up(_ROOTS, write.bits(shifted))
-    return write.scale_by_floor(write.fma(root, grown, root), count)
+    return write.scale_by_floor(write.fma(root, grown, root), count, is_normal)
 
 
 def _reduced_expm1(write: VectorBuilder, x: Value) -> tuple[Value, Value]:
