@@ -6,7 +6,6 @@ never loads the compiler.
 
 import importlib
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from retune.compiler import te as te
     from retune.compiler import vm as vm
     from retune.compiler.core import target as target
+    from retune.compiler.core.version import __version__ as __version__
     from retune.compiler.driver.modules import build as build
     from retune.compiler.driver.network_build import build_network as build_network
     from retune.compiler.driver.pass_context import PassContext as PassContext
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from retune.compiler.tvm import debug_executor as debug_executor
     from retune.compiler.tvm import graph_executor as graph_executor
     from retune.compiler.tvm import nd as nd
-
-__version__ = metadata.version("retune-compiler")
 
 
 def load_module(path: str | Path) -> Any:
@@ -87,6 +85,7 @@ __getattr__, __all__ = lazy(
         **dict.fromkeys(
             ("core.target", "te", "tvm.auto_scheduler", "tvm.debug_executor", "tvm.graph_executor", "tvm.nd", "vm"), ""
         ),
+        "core.version": "__version__",
         "driver.modules": "build",
         "driver.network_build": "build_network",
         "driver.pass_context": "PassContext",
@@ -94,4 +93,4 @@ __getattr__, __all__ = lazy(
         "runtime.ffi.registry": "get_global_func list_global_func_names register_func remove_global_func",
     },
 )
-__all__ += ["__version__", "load_module", "lower"]
+__all__ += ["load_module", "lower"]

@@ -16,16 +16,15 @@ folders are at the top of the repository. Importing this module loads none of th
 """
 
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from retune.api import compile, explain, export, profile, tune
     from retune.compiler.core.errors import RetuneError
+    from retune.compiler.core.version import __version__
     from retune.compiler.tune.explain import Explanation
     from retune.network import Network, NetworkReport, load
-
-__version__ = metadata.version("retune-compiler")
 
 _HOMES = {
     "compile": "retune.api",
@@ -38,6 +37,7 @@ _HOMES = {
     "Network": "retune.network",
     "NetworkReport": "retune.network",
     "RetuneError": "retune.compiler.core.errors",
+    "__version__": "retune.compiler.core.version",
 }
 """Where each public name is defined."""
 

@@ -339,11 +339,11 @@ class _MachineCalls:
         self._idle: deque[VirtualMachine] = deque()
 
     def _take(self) -> "VirtualMachine":
-        from retune.compiler.vm.machine import VirtualMachine
-
         try:
             return self._idle.pop()
         except IndexError:
+            from retune.compiler.vm.machine import VirtualMachine
+
             return VirtualMachine(self._executable)
 
     def run(self, values: Sequence[object], kind: "_Kind") -> list[object]:
@@ -375,13 +375,13 @@ class _Kind:
 
     @classmethod
     def of(cls, value: object) -> "_Kind":
+        if isinstance(value, np.ndarray):
+            return cls(None)
         # By the module's name: a program without PyTorch must not import it to find that out.
         if type(value).__module__.partition(".")[0] == "torch":
             return cls(_to_torch)
         space = getattr(value, "__array_namespace__", None)
-        if isinstance(value, np.ndarray | np.generic) or space is None:
-            return cls(None)
-        return cls(space().from_dlpack)
+        return cls(None if isinstance(value, np.generic) or space is None else space().from_dlpack)
 
     def made_of(self, array: Array) -> object:
         """The same numbers, in the same memory, as an array of this kind."""

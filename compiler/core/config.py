@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 from retune.compiler.core.settings import ResolvedSetting, Settings, Value, resolve, unknown_variables
@@ -250,6 +249,8 @@ def llvm_version() -> str:
 @cache
 def package_version(package: str) -> str:
     """The version of an installed package; for Retune in a folder that is not installed, a text that says so."""
+    from importlib import metadata  # takes longer to import than the rest of the runtime
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

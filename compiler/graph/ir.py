@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from retune.compiler.core.dtype import item_bytes
+from retune.compiler.core.dtype import Array, item_bytes
 from retune.compiler.core.errors import DefinitionError
-from retune.compiler.ops.op import Array, Attribute, Attributed
+from retune.compiler.ir.attributes import Attribute, Attributed
 
 __all__ = ["Array", "Attribute", "Graph", "Node", "Value"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.graph.ir import Array, Graph, Value
-from retune.compiler.graph.region import GraphRegion, Param, Region
+from retune.compiler.graph.region import Param, Region
 
 MAIN = "main"
 _MOST_NESTED = 64
@@ -282,11 +282,3 @@ def _text(statement: Statement) -> str:
             ends = "" if statement.count is None else f" for {statement.count} iterations"
             ends += "" if statement.condition is None else f" while {statement.condition}"
             return f"{outputs} = loop{ends} {statement.body}({'; '.join(passed)})"
-
-
-def of_graph(graph: Graph) -> Program:
-    region = GraphRegion.of(graph)
-    params = tuple(Param(value.name, value.dtype, value.shape) for value in graph.inputs)
-    results = tuple(Param(value.name, value.dtype, value.shape) for value in graph.output_values())
-    call = Call(region, region.inputs, region.outputs)
-    return Program(graph.name, {MAIN: Function(MAIN, params, (call,), results)}, {}, graph.outputs)

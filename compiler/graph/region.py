@@ -13,10 +13,8 @@ from typing import Any, ClassVar
 
 from retune.compiler.core.errors import ShapeMismatchError
 from retune.compiler.core.json_reader import JsonObject
-from retune.compiler.graph.evaluate import evaluate
-from retune.compiler.graph.graph_bytes import graph_from_bytes, graph_to_bytes
 from retune.compiler.graph.ir import Array, Graph
-from retune.compiler.ops.op import Shape as Shape
+from retune.compiler.ir.attributes import Shape as Shape
 
 Dimension = int | str | None
 """A number; a symbol, equal for all of a function's parameters that use it; None if unknown."""
@@ -173,52 +171,6 @@ def names_in(names: object) -> tuple[str, ...]:
     return tuple(names)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class GraphRegion(Region):
-    """A region of static shapes: a `Graph`, which holds its constants itself."""
-
-    kind: ClassVar[str] = "graph"
-
-    graph: Graph
-
-    @classmethod
-    def of(cls, graph: Graph) -> "GraphRegion":
-        return cls(
-            name=graph.name,
-            inputs=tuple(value.name for value in graph.inputs),
-            constants=(),
-            determining=(),
-            results=tuple(Param(value.name, value.dtype, value.shape) for value in graph.output_values()),
-            graph=graph,
-        )
-
-    def _content(self) -> bytes:
-        return self.graph.fingerprint().encode()
-
-    def specialize(
-        self, shapes: Mapping[str, Shape], values: Mapping[str, Array], constants: Mapping[str, Array]
-    ) -> Graph:
-        """The graph itself. Raises: ShapeMismatchError for other shapes than the graph's."""
-        del values, constants
-        for value in self.graph.inputs:
-            if shapes.get(value.name) != value.shape:
-                raise ShapeMismatchError(f"graph {self.name}: input {value} got the shape {shapes.get(value.name)}")
-        return self.graph
-
-    def evaluate(self, inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> tuple[Array, ...]:
-        """The outputs for arrays of the graph's inputs. Raises: DefinitionError for invalid inputs."""
-        del constants
-        return evaluate(self.graph, inputs)
-
-    def to_bytes(self) -> bytes:
-        return graph_to_bytes(self.graph)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "GraphRegion":
-        """The inverse of `to_bytes`. Raises: ArtifactError for anything else."""
-        return cls.of(graph_from_bytes(data))
-
-
 def bind(
     params: Sequence[Param],
     values: Mapping[str, RuntimeValue],
@@ -229,7 +181,7 @@ def bind(
     Raises: ShapeMismatchError that names the input when a value is missing or has another form, dtype, rank or extent,
     when two extents of one symbol differ, and when an extent is out of its range in `ranges`.
     """
-    bound: dict[str, tuple[int, str]] = {}
+    bound: dict[str, tuple[int, str, int]] = {}  # and where: texts are for errors, and each call comes here
     for param in params:
         array = values.get(param.name)
         if not param.is_tensor:
@@ -239,7 +191,7 @@ def bind(
             raise ShapeMismatchError(f"no array is given for the input {param}")
         if isinstance(array, tuple):
             raise ShapeMismatchError(f"the input {param} is a tensor, and is given a sequence of arrays")
-        if param.dtype not in (None, array.dtype.name):
+        if param.dtype is not None and array.dtype != param.dtype:
             raise ShapeMismatchError(f"the input {param} is given elements of {array.dtype.name}")
         if param.dims is None:
             continue
@@ -252,17 +204,19 @@ def bind(
             if isinstance(dim, int) and dim != extent:
                 raise ShapeMismatchError(f"the input {param} is given an array of {list(array.shape)}")
             if isinstance(dim, str):
-                dimension = f"dimension {axis} of {param.name}"
-                first, whence = bound.setdefault(dim, (extent, dimension))
+                first, name, at = bound.setdefault(dim, (extent, param.name, axis))
                 if first != extent:
                     raise ShapeMismatchError(
-                        f"{dim} is {first} in {whence} and {extent} in {dimension}; these must be equal"
+                        f"{dim} is {first} in dimension {at} of {name} and {extent} in dimension {axis} of "
+                        f"{param.name}; these must be equal"
                     )
-    for symbol, (extent, dimension) in bound.items():
-        low, high = ranges.get(symbol, (extent, extent))
+    for symbol, (low, high) in ranges.items():
+        extent, name, axis = bound.get(symbol, (low, "", 0))
         if not low <= extent <= high:
-            raise ShapeMismatchError(f"{symbol} is {extent} in {dimension}; the network takes {low} to {high}")
-    return {symbol: extent for symbol, (extent, _) in bound.items()}
+            raise ShapeMismatchError(
+                f"{symbol} is {extent} in dimension {axis} of {name}; the network takes {low} to {high}"
+            )
+    return {symbol: extent for symbol, (extent, _, _) in bound.items()}
 
 
 def _check_form(param: Param, value: RuntimeValue) -> None:

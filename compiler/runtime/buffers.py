@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.core.dtype import item_bytes, number_type
+from retune.compiler.core.dtype import DType, item_bytes, number_type
 from retune.compiler.core.errors import ArtifactError, MeasureError, OptionError
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 
@@ -55,22 +55,22 @@ def aligned_array(shape: tuple[int, ...], dtype: str) -> Array:
 
     Raises: ArtifactError when there is no memory for it.
     """
-    return _allocate(shape, dtype, np.empty)
+    return _allocate(shape, np.dtype(dtype), np.empty)
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: str) -> Array:
     """An `aligned_array` of zeros; large arrays take memory on first touch."""
-    return _allocate(shape, dtype, np.zeros)
+    return _allocate(shape, np.dtype(dtype), np.zeros)
 
 
-def _allocate(shape: tuple[int, ...], dtype: str, make: Callable[..., Array]) -> Array:
-    nbytes = math.prod(shape) * item_bytes(dtype)
+def _allocate(shape: tuple[int, ...], dtype: DType, make: Callable[..., Array]) -> Array:
+    nbytes = math.prod(shape) * dtype.itemsize
     try:
         raw = make(nbytes + ALIGNMENT, np.uint8)
     except (MemoryError, ValueError) as error:  # NumPy raises ValueError for sizes beyond the address space
         raise ArtifactError(f"no memory for an array of the shape {list(shape)}, {nbytes} bytes") from error
     # NumPy aligns to 16 bytes only: room for 64 more lets the view start at a cache line.
-    start = -raw.ctypes.data % ALIGNMENT
+    start = -address(raw) % ALIGNMENT
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
@@ -99,7 +99,7 @@ def raw_memory(nbytes: int) -> tuple[Any, int]:
 
 def aligned_copy(array: Array) -> Array:
     """A contiguous copy of `array` whose first element lies at a multiple of 64 bytes."""
-    copy = aligned_array(array.shape, array.dtype.name)
+    copy = _allocate(array.shape, array.dtype, np.empty)
     copy[...] = array
     return copy
 

@@ -25,8 +25,8 @@ class SizedSequence:
         artifacts = [kernel.artifact for kernel in kernels]
         addresses = (ctypes.c_uint64 * sum(len(artifact.args) + 1 for artifact in artifacts))()
         sizes = (ctypes.c_int64 * sum(len(artifact.symbols) for artifact in artifacts))()
-        self.addresses: Array = np.ctypeslib.as_array(addresses)
-        self.sizes: Array = np.ctypeslib.as_array(sizes)
+        self.addresses: Array = np.frombuffer(memoryview(addresses), np.uint64)
+        self.sizes: Array = np.frombuffer(memoryview(sizes), np.int64)
         self._bound: list[BoundKernel] = []
         argument = symbol = 0
         for kernel, artifact in zip(kernels, artifacts, strict=True):

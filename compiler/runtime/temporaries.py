@@ -9,8 +9,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ulid import ULID
-
 # No writer of ours takes days; clocks of machines that share a folder may differ by less.
 FOREIGN_SECONDS = 7 * 86400.0
 """A temporary of an invisible process, as on another machine, counts as left over after so long."""
@@ -23,7 +21,7 @@ def temporary_in(folder: Path) -> Path:
     # With its start time, since process numbers are reused.
     start = process_start(os.getpid())
     writer = "" if start is None else f"-{_short_space()}-{os.getpid()}-{start}"
-    return folder / f".{ULID()}{writer}.tmp"
+    return folder / f".{os.urandom(13).hex().upper()}{writer}.tmp"
 
 
 @functools.cache
@@ -61,7 +59,7 @@ def process_space() -> str:
         # Containers on one machine have separate process numbers, and a reboot starts them again.
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        return str(ULID())
+        return os.urandom(13).hex()
 
 
 def process_start(pid: int) -> int | None:

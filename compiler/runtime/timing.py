@@ -6,7 +6,6 @@ evaluators.
 """
 
 import gc
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,11 +34,11 @@ class BenchmarkResult:
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.results)
+        return float(np.mean(self.results))
 
     @property
     def median(self) -> float:
-        return statistics.median(self.results)
+        return float(np.median(self.results))
 
     @property
     def min(self) -> float:
@@ -52,7 +51,7 @@ class BenchmarkResult:
     @property
     def std(self) -> float:
         """Population standard deviation in seconds."""
-        return statistics.pstdev(self.results)
+        return float(np.std(self.results))
 
     def __str__(self) -> str:
         names = ("mean", "median", "min", "max", "std")

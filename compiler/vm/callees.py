@@ -17,10 +17,10 @@ from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.vm.evaluate_region import evaluate_region
 from retune.compiler.vm.plan_region import PlanRegion
-from retune.compiler.vm.plan_run import POOL, Callee, PlanRun
+from retune.compiler.vm.plan_run import Callee, PlanRun, SymbolicCallee
+from retune.compiler.vm.program_constants import POOL
 from retune.compiler.vm.resources import BACKGROUND, NEVER, NOW, Resources
-from retune.compiler.vm.symbolic_plan import SymbolicPlanRegion
-from retune.compiler.vm.symbolic_run import SymbolicCallee, SymbolicRun
+from retune.compiler.vm.symbolic_plan import SymbolicPlan, SymbolicPlanRegion
 
 
 class Callees:
@@ -60,7 +60,7 @@ class Callees:
         return self._bound[key], tuple(name for inner, name in pairs if inner not in fixed)
 
     def _specialize(
-        self, region: Region, fixed: Mapping[str, Array], *, is_host: bool = False, run: SymbolicRun | None = None
+        self, region: Region, fixed: Mapping[str, Array], *, is_host: bool = False, run: PlanRun | None = None
     ) -> Callee:
         """What computes a region when its shapes are known: compiled code, or NumPy; `run` is for many shapes."""
         evaluate = partial(evaluate_region, region, fixed, self._constants, self.resources.allocator)
@@ -81,18 +81,18 @@ class Callees:
         kernels = {name: self._kernel(name) for name in region.kernels}
         constants = {number: self.constant(name) for number, name in region.buffers.items()}
         groups = {name: self._specialize(region.group(name), {}) for name in region.groups}
-        run = SymbolicRun(region.plan, kernels, constants, groups, self.resources)
+        region.plan.verify({name: kernel.artifact for name, kernel in kernels.items()}, constants)
+        run = PlanRun(region.plan, kernels, constants, groups, self.resources)
         if self.resources.options.specialize == BACKGROUND:
             return self._specialize(region.original, fixed, run=run)
         return SymbolicCallee(run, lambda: self._specialize(region.original, fixed))
 
     def _plan(self, region: PlanRegion) -> PlanRun:
         """A network of known shapes. Raises: ArtifactError when plan, kernels and constants do not fit each other."""
-        kernels = [self._kernel(name) for name in region.kernels]
+        kernels = {name: self._kernel(name) for name in region.kernels}
         constants = {number: self.constant(name) for number, name in region.buffers.items()}
-        network = CompiledNetwork(region.plan, tuple(kernel.artifact for kernel in kernels), constants)
-        network.verify()
-        return PlanRun(network, kernels, self.resources)
+        CompiledNetwork(region.plan, tuple(kernel.artifact for kernel in kernels.values()), constants).verify()
+        return PlanRun(SymbolicPlan(region.plan), kernels, constants, {}, self.resources)
 
     def _kernel(self, name: str) -> Kernel:
         if name not in self.resources.kernels:

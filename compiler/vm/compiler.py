@@ -28,10 +28,11 @@ from retune.compiler.driver.hardware import threads_of
 from retune.compiler.driver.network_build import bind_parameters
 from retune.compiler.frontend.network import load_network_program
 from retune.compiler.frontend.program import load_program
+from retune.compiler.graph.graph_region import GraphRegion, of_graph
 from retune.compiler.graph.ir import Array, Graph
 from retune.compiler.graph.pipeline import optimize
-from retune.compiler.graph.program import MAIN, Call, Function, Program, of_graph
-from retune.compiler.graph.region import GraphRegion, bind
+from retune.compiler.graph.program import MAIN, Call, Function, Program
+from retune.compiler.graph.region import bind
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.ffi.host_array import HostArray

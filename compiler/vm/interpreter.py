@@ -30,8 +30,7 @@ from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import aligned_copy
 from retune.compiler.runtime.executor.debug_report import Report, report_of
 from retune.compiler.vm.callees import Callees
-from retune.compiler.vm.plan_run import PlanRun
-from retune.compiler.vm.symbolic_run import SymbolicCallee
+from retune.compiler.vm.plan_run import PlanRun, SymbolicCallee
 from retune.compiler.vm.values import describe, whole_number
 
 

@@ -107,6 +107,16 @@ class VirtualMachine:
         Raises: MachineError when there are too many or too few; ShapeMismatchError when one does not fit.
         """
         params = self._params(func_name)
+        if len(args) != len(params) or kwargs:
+            args = self._in_order(func_name, args, kwargs)
+        values = self._check(func_name, params, [argument_of(*pair) for pair in zip(args, params, strict=True)])
+        with self.lock:
+            self._inputs[func_name] = self._ready[func_name] = values
+            self._claims.note_set(func_name, f"what {func_name} takes")
+
+    def _in_order(self, func_name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:
+        """The arguments of a function in the order of its parameters. Raises: MachineError as `set_input`."""
+        params = self._params(func_name)
         names = [param.name for param in params]
         if len(args) > len(params):
             raise MachineError(
@@ -120,12 +130,7 @@ class VirtualMachine:
         missing = [name for name in names if name not in named]
         if missing:
             raise MachineError(f"{_of(func_name)} takes {len(params)} inputs; {', '.join(missing)} missing")
-        values = [argument_of(named[param.name], param) for param in params]
-        values = self._check(func_name, params, values)
-        with self.lock:
-            self._inputs[func_name] = values
-            self._ready[func_name] = values
-            self._claims.note_set(func_name, f"what {func_name} takes")
+        return tuple(named[name] for name in names)
 
     def set_one_input(self, func_name: str, *args: object, **kwargs: object) -> None:
         """Give a function one argument: by its number or name and the array, or by keyword.

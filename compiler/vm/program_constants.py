@@ -1,6 +1,9 @@
 """Constants of a program for all shapes. Weights that kernels read packed are kept packed, and unpacked on demand."""
 
 import hashlib
+import threading
+import weakref
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -8,7 +11,7 @@ import numpy as np
 
 from retune.compiler.core.packing import Packing
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.runtime.buffers import freeze
+from retune.compiler.runtime.buffers import address, constant_array, freeze
 
 _LEAST_BYTES = 1 << 10
 """Smaller constants are kept twice."""
@@ -102,3 +105,43 @@ def _flat(packed: Array, packing: Packing) -> Array:
 
 def _digest(array: Array) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).digest()
+
+
+class ConstantPool:
+    """Arrays that kernels read, each once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, tuple[int, ...], int], list[weakref.ref[Array]]] = {}
+        self._by_address: weakref.WeakValueDictionary[tuple[str, tuple[int, ...], int], Array]
+        self._by_address = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def intern(self, array: Array) -> Array:
+        """The pool's array with the elements of `array`: dense, aligned and not to be written."""
+        dense = np.ascontiguousarray(array).reshape(array.shape)
+        known = self._by_address.get((dense.dtype.name, dense.shape, address(dense)))
+        if known is not None:  # it is alive, so this is its memory
+            return known
+        words = _words(dense)
+        # Hash consing: the checksum finds candidates, and equality of all bytes decides.
+        key = (dense.dtype.name, dense.shape, zlib.crc32(words.data))
+        with self._lock:
+            alive = [reference for reference in self._known.get(key, ()) if reference() is not None]
+            for reference in alive:
+                other = reference()
+                if other is not None and np.array_equal(_words(other), words):
+                    return other
+            # A view, so that the weak references end with the pool's users and not with the caller's own array.
+            pooled = constant_array(dense).view()
+            self._known[key] = [*alive, weakref.ref(pooled)]
+            self._by_address[pooled.dtype.name, pooled.shape, address(pooled)] = pooled
+        return pooled
+
+
+POOL = ConstantPool()
+"""The constants of this process."""
+
+
+def _words(array: Array) -> Array:
+    """The bytes of a dense array, eight at a time where that is possible: there may be many."""
+    return array.reshape(-1).view(np.uint64 if array.nbytes % 8 == 0 else np.uint8)

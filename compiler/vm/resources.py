@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from retune.compiler.core.errors import OptionError
+from retune.compiler.runtime.artifact import ALIGNMENT, Array
+from retune.compiler.runtime.buffers import address, aligned_array
 from retune.compiler.runtime.device import Device
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.vm.allocator import Allocator
-from retune.compiler.vm.kernel_run import Workspace
 from retune.compiler.vm.library import VMLibrary
 
 NEEDED, NOW, BACKGROUND, NEVER = "needed", "now", "background", "never"
@@ -34,6 +35,29 @@ class VMOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise OptionError(f"{name} is an integer from {least} on, not {value!r}")
+
+
+class Workspace:
+    """Memory that kernels use while they run, one for all of them: they run one after the other."""
+
+    def __init__(self) -> None:
+        self._array = aligned_array((ALIGNMENT,), "uint8")
+        self._nbytes = ALIGNMENT
+        self._address = address(self._array)
+
+    def array(self, nbytes: int) -> Array:
+        """Memory of at least so many bytes. Raises: ArtifactError when there is none."""
+        if nbytes > self._nbytes:
+            self._array = aligned_array((nbytes,), "uint8")
+            self._nbytes = nbytes
+            self._address = address(self._array)
+        return self._array
+
+    def address(self, nbytes: int) -> int:
+        """Where memory of at least so many bytes begins, until more is asked for. Raises: as `array`."""
+        if nbytes > self._nbytes:
+            self.array(nbytes)
+        return self._address
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ from retune.compiler.core.errors import ArtifactError
 from retune.compiler.core.json_reader import JsonObject, integer, string
 from retune.compiler.core.packing import Packing
 from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Program, Statement
-from retune.compiler.graph.region import GraphRegion, Param, Region, names_in
+from retune.compiler.graph.region import Param, Region, names_in
 from retune.compiler.runtime.archive import Archive
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.vm.plan_region import PlanRegion
@@ -152,13 +152,16 @@ def _region(archive: Archive, number: int, name: str, kind: str) -> Region:
 
 def decoded_region(kind: str, data: bytes) -> Region:
     """The region of `kind` whose `to_bytes` gave `data`. Raises: ArtifactError."""
-    if kind == GraphRegion.kind:
-        return GraphRegion.from_bytes(data)
+    # Operators and front ends take longer to import than small networks to load: most executables need neither.
+    region: Region
+    if kind == "graph":
+        region = importlib.import_module("retune.compiler.graph.graph_region").GraphRegion.from_bytes(data)
+        return region
     if kind == SymbolicPlanRegion.kind:
         return SymbolicPlanRegion.from_bytes(data, decoded_region)
-    if kind == "symbolic":  # an executable of known shapes has none, and loads no such module
+    if kind == "symbolic":
         module = importlib.import_module("retune.compiler.graph.symbolic_region")
-        region: Region = module.SymbolicRegion.from_bytes(data, _front_end_region)
+        region = module.SymbolicRegion.from_bytes(data, _front_end_region)
         return region
     return _front_end_region(kind, data)
 

@@ -21,11 +21,14 @@ from retune.compiler.graph.region import Region, Shape
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.executor.executors import gpu_count
 from retune.compiler.runtime.kernel_row import KernelRow
+from retune.compiler.vm.device_run import DeviceRun
 from retune.compiler.vm.evaluate_region import passed_inputs
 from retune.compiler.vm.kernel_store import STORE
-from retune.compiler.vm.plan_run import Callee, DeviceRun, PlanRun
+from retune.compiler.vm.plan_run import Callee, PlanRun
+from retune.compiler.vm.program_constants import POOL
 from retune.compiler.vm.resources import BACKGROUND, Resources
 from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
+from retune.compiler.vm.symbolic_plan import SymbolicPlan
 
 _log = logging.getLogger(__name__)
 Key = tuple[tuple[Shape, ...], tuple[tuple[str, bytes], ...]]
@@ -105,7 +108,8 @@ class RegionCompiler:
         if gpu_count(network):
             run = DeviceRun(network, kernels, self._resources)
         else:
-            run = PlanRun(network, list(kernels.values()), self._resources)
+            constants = {number: POOL.intern(array) for number, array in network.constants.items()}
+            run = PlanRun(SymbolicPlan(network.plan), kernels, constants, {}, self._resources)
         built = STORE.use.built - before
         return run, Specialization(name, dict(shapes), network.coverage, time.perf_counter() - start, built)
 

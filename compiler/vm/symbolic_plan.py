@@ -29,12 +29,12 @@ _GENERAL, _GROUP = "general", "groups/{}"
 class SymbolicPlan:
     """A plan whose shapes are formulas over symbols, which are extents of inputs. `slots` are the numbers of the
     buffers' slots in the arena, -1 for others: slots lie side by side, each as large as the largest of its buffers.
-    It holds for sizes that the `guards` allow.
+    Without slots, buffers have offsets. It holds for sizes that the `guards` allow.
     """
 
     plan: Plan
-    slots: tuple[int, ...]
-    guards: tuple[Guard, ...]
+    slots: tuple[int, ...] = ()
+    guards: tuple[Guard, ...] = ()
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -60,8 +60,7 @@ class SymbolicPlan:
                 self._verify_buffer(number, spec, constants)
             for call in plan.calls:
                 self._verify_call(call, kernels.get(call.kernel))
-            for number in plan.outputs:
-                self._verify_output(number)
+            self.verify_outputs()
 
     def _input(self, number: int) -> BufferSpec:
         spec = self.plan.buffers[number] if 0 <= number < len(self.plan.buffers) else None
@@ -83,12 +82,16 @@ class SymbolicPlan:
         if spec.kind is BufferKind.CONSTANT and (array is None or array.nbytes != root.nbytes):
             raise ArtifactError(f"{where}: its constant is missing, or of another size")
 
-    def _verify_output(self, number: int) -> None:
-        spec = self.plan.buffers[number] if 0 <= number < len(self.plan.buffers) else None
-        if spec is None or spec.kind is BufferKind.INTERMEDIATE:
-            raise ArtifactError(f"plan {self.plan.name}: no buffer {number} for an output")
-        if prod(spec.shape) != prod(self.plan.root(number).shape):  # a kernel would write beyond its array
-            raise ArtifactError(f"plan {self.plan.name}: the output {spec.name} is not a whole buffer of its own")
+    def verify_outputs(self) -> None:
+        """Check that each output is a whole buffer of its own: a kernel would write beyond the array of another, or
+        not into it. Raises: ArtifactError.
+        """
+        for number in self.plan.outputs:
+            if not 0 <= number < len(self.plan.buffers):
+                raise ArtifactError(f"plan {self.plan.name}: no buffer {number} for an output")
+            spec, root = self.plan.buffers[number], self.plan.root(number)
+            if root.kind is BufferKind.INTERMEDIATE or prod(spec.shape) != prod(root.shape):
+                raise ArtifactError(f"plan {self.plan.name}: the output {spec.name} is not a whole buffer of its own")
 
     def _verify_call(self, call: Call, kernel: KernelArtifact | None) -> None:
         where = f"plan {self.plan.name}: call of {call.kernel}"

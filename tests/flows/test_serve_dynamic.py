@@ -96,7 +96,7 @@ from retune.flows.serving.dynamic_model import load_served
 model = load_served(sys.argv[1])
 for shape in ((1, 1, 16), (3, 29, 16), (4, 40, 16)):
     model.run({name: np.ones(shape, "float32") for name in "ab"})
-compiler = ("codegen", "driver", "frontend", "schedule", "search", "tune", "vm.specialize", "vm.compiler")
+compiler = ("codegen", "driver", "frontend", "ops", "schedule", "search", "te", "tune", "vm.specialize", "vm.compiler")
 print([name for name in sys.modules if name.startswith(tuple(f"retune.compiler.{part}" for part in compiler))])
 print("onnx" in sys.modules)
 """

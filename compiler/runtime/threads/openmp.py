@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import metadata
 from types import MappingProxyType
 
 from retune.compiler.core import config
@@ -68,6 +67,8 @@ def _candidates() -> Iterator[str]:
 
 def _bundled_with_xgboost() -> Iterator[str]:
     """Paths of the libgomp inside the installed xgboost wheel. The package itself is not imported."""
+    from importlib import metadata  # takes longer to import than the rest of the runtime
+
     try:
         files = metadata.files("xgboost") or ()
     except metadata.PackageNotFoundError:

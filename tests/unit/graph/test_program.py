@@ -9,9 +9,10 @@ import pytest
 from retune.compiler.core.errors import ArtifactError, DefinitionError, ShapeMismatchError
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.graph_bytes import graph_from_bytes, graph_to_bytes
+from retune.compiler.graph.graph_region import GraphRegion, of_graph
 from retune.compiler.graph.ir import Graph, Value
-from retune.compiler.graph.program import MAIN, Arm, Branch, Call, Function, Loop, Program, Statement, of_graph
-from retune.compiler.graph.region import GraphRegion, Param, bind
+from retune.compiler.graph.program import MAIN, Arm, Branch, Call, Function, Loop, Program, Statement
+from retune.compiler.graph.region import Param, bind
 
 FLAG, COUNT = Param("flag", "bool", ()), Param("count", "int64", ())
 X = Param("x", "float32", (2,))

@@ -10,9 +10,10 @@ import pytest
 from retune.compiler import vm
 from retune.compiler.core.errors import MachineError, ShapeMismatchError
 from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.graph_region import GraphRegion
 from retune.compiler.graph.ir import Value
 from retune.compiler.graph.program import MAIN, Arm, Branch, Call, Function, HostCall, Loop, Program, Statement
-from retune.compiler.graph.region import GraphRegion, Param
+from retune.compiler.graph.region import Param
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import cpu
 from retune.compiler.vm.executable import Executable

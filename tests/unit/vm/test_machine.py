@@ -22,9 +22,9 @@ from retune.compiler.core.errors import (
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.graph_region import of_graph
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.graph.pipeline import optimize
-from retune.compiler.graph.program import of_graph
 from retune.compiler.runtime.device import cpu, cuda
 from retune.compiler.runtime.executor.debug_report import Report
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor

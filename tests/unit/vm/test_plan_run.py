@@ -14,12 +14,13 @@ from retune.compiler.vm.allocator import allocator
 from retune.compiler.vm.library import VMLibrary
 from retune.compiler.vm.plan_run import PlanRun
 from retune.compiler.vm.resources import Resources
+from retune.compiler.vm.symbolic_plan import SymbolicPlan
 from tests.support.doubling_network import SHAPE, doubling_network
 
 
 def _run_of(network: CompiledNetwork) -> PlanRun:
-    kernels = list(load_kernels(network.kernels).values())
-    return PlanRun(network, kernels, Resources(VMLibrary(), {}, allocator("pooled"), threads=1))
+    resources = Resources(VMLibrary(), {}, allocator("pooled"), threads=1)
+    return PlanRun(SymbolicPlan(network.plan), load_kernels(network.kernels), network.constants, {}, resources)
 
 
 def test_outputs_in_new_arrays_are_those_of_the_network() -> None:

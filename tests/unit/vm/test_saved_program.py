@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from retune.compiler.core.errors import ArtifactError
 from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.graph_region import GraphRegion
 from retune.compiler.graph.ir import Value
 from retune.compiler.graph.program import MAIN, Arm, Branch, Call, Function, HostCall, Loop, Program
-from retune.compiler.graph.region import GraphRegion, Param
+from retune.compiler.graph.region import Param
 from retune.compiler.runtime.archive import archive_bytes
 from retune.compiler.vm import executable
 from retune.compiler.vm.executable import Executable
