@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from benchmarks import onnx_peers
 from benchmarks.harness import interleaved
 from retune.compiler.core.errors import MeasureError
-from retune.compiler.driver.onnx_export import library_path
+from retune.compiler.driver.export import ONNX_RUNTIME, exported_files
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.tune.onnx_runtime import OnnxRuntime
@@ -140,7 +140,7 @@ def load_cost(backend: str, path: Path, inputs: Arrays, threads: int) -> tuple[i
 def contender(backend: str, path: Path, inputs: Arrays, threads: int) -> tuple[Run, Answer]:
     """What is timed, and the outputs."""
     if backend in (SESSION, EXPORTED, BOUND):
-        libraries = [library_path(path)] if backend != SESSION else []
+        libraries = [exported_files(path, ONNX_RUNTIME)[1]] if backend != SESSION else []
         session = OnnxRuntime(str(path), threads, libraries=libraries)
         if backend == BOUND:
             return session.bind(inputs), lambda: session.run(inputs)

@@ -21,7 +21,7 @@ from benchmarks.tuning import open_workers, tune
 from retune.compiler.core.errors import OptionError
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.driver.onnx_export import export_network
+from retune.compiler.driver.export import export_network
 from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.runtime.executor.network import CompiledNetwork
 

@@ -12,7 +12,7 @@ from retune.compiler.core import config
 from retune.compiler.core.errors import ArtifactError, OptionError
 from retune.compiler.core.input_shapes import has_sizes
 from retune.compiler.core.options import TuneOptions, flag_of, kinds_of
-from retune.compiler.driver.onnx_export import ExportedModel, check_runtime
+from retune.compiler.driver.export import ExportedModel, exported_files
 from retune.compiler.graph.precision.layers import Assignment
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.arguments import path_of, require_thread_count
@@ -193,7 +193,7 @@ def export(
     path: str | Path,
     *args: object,
     runtime: str = "onnxruntime",
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
     threads: int | None = None,
     target: str | None = None,
     store: str | Path | None = None,
@@ -202,22 +202,21 @@ def export(
     """Write a model for another runtime, compiled with the best programs that the store has; nothing is measured.
 
     For ONNX Runtime these are NAME.onnx and NAME.so, a library of custom operators. Nodes that Retune cannot compile
-    stay as they are, between compiled parts. `model` may be a compiled network too, as `Network.export` takes it; the
-    other arguments are as for `compile`.
+    stay as they are, between compiled parts. With `runtime="c"` they are NAME.so and NAME.h. `model` may be a compiled
+    network too, as `Network.export` takes it; the other arguments are as for `compile`.
     Raises: ModelError when no node can be imported; OptionError, TargetError, StoreError; as `Network.export`.
     """
     if isinstance(model, Network):
         if args or kwargs or shapes or threads or target:
             raise OptionError("the network is compiled: inputs, shapes, threads and target are for models")
         return model.export(path, runtime=runtime)
-    check_runtime(runtime)
     path = path_of(path)
-    require_writable(path)
+    for file in exported_files(path, runtime):
+        require_writable(file)
     home = home_of(None if store is None else str(store))
     known = _model_of(export, model, args, kwargs, store)
     options = TuneOptions.of(config.load(), target=target, threads=_thread_count(threads))
-    _shape_texts(shapes)
-    return export_model(known.source, path, options, shapes or {}, home)[0]
+    return export_model(known.source, path, runtime, options, _shape_texts(shapes), home)[0]
 
 
 def profile(network: Network, *args: object, **kwargs: object) -> NetworkReport:

@@ -31,7 +31,7 @@ from retune.compiler.runtime.readable import count, html_table, milliseconds
 from retune.compiler.runtime.timing import TimeEvaluator
 
 if TYPE_CHECKING:
-    from retune.compiler.driver.onnx_export import ExportedModel
+    from retune.compiler.driver.export import ExportedModel
     from retune.compiler.tune.precision.request import PrecisionChoice
     from retune.compiler.vm.executable import Executable
     from retune.compiler.vm.machine import VirtualMachine
@@ -175,19 +175,23 @@ class Network:
 
     def export(self, path: str | Path, *, runtime: str = "onnxruntime") -> "ExportedModel":
         """Write the network for another runtime: for ONNX Runtime NAME.onnx, and NAME.so for
-        `SessionOptions.register_custom_ops_library`. The network there takes and returns the tensors of this network.
+        `SessionOptions.register_custom_ops_library`; with `runtime="c"` NAME.so, and NAME.h with its C functions. The
+        network there takes and returns the tensors of this network.
 
-        Raises: OptionError for another runtime, or a network of dynamic shapes; ArtifactError for another ending, a
-        network for a GPU or from a shared library, when there is no linker, or a file cannot be written.
+        Raises: OptionError for another runtime, or a network that is not compiled for all its shapes as a whole;
+        ArtifactError for another ending, a network for a GPU or from a shared library, when there is no linker, or a
+        file cannot be written.
         """
-        from retune.compiler.driver.onnx_export import check_runtime, export_network
+        from retune.compiler.driver.export import export_network, exported_files
 
-        check_runtime(runtime)
-        if not isinstance(self._program, Library):
-            raise OptionError("the network has dynamic shapes: compile it with fixed ones, shapes=..., to export it")
         path = path_of(path)
-        require_writable(path)
-        return export_network(self._program.network, path)
+        for file in exported_files(path, runtime):
+            require_writable(file)
+        if isinstance(self._program, Library):
+            return export_network(self._program.network, path, runtime)
+        from retune.compiler.vm.exported_plan import exported_plan
+
+        return export_network(exported_plan(self._program), path, runtime)
 
     def benchmark(self, *, repeat: int = 20) -> float:
         """The median latency of `repeat` runs, in seconds, on zeros. Raises: OptionError."""

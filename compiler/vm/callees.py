@@ -15,12 +15,12 @@ from retune.compiler.graph.region import Region
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.loader import Kernel
-from retune.compiler.vm.evaluate_region import evaluate_region
 from retune.compiler.vm.plan_region import PlanRegion
 from retune.compiler.vm.plan_run import Callee, PlanRun, SymbolicCallee
 from retune.compiler.vm.program_constants import POOL
 from retune.compiler.vm.resources import BACKGROUND, NEVER, NOW, Resources
 from retune.compiler.vm.symbolic_plan import SymbolicPlan, SymbolicPlanRegion
+from retune.compiler.vm.values import evaluate_region
 
 
 class Callees:

@@ -257,9 +257,6 @@ def _bound_program(program: Program, params: Mapping[str, Array]) -> Program:
 
 def _about(lowering: Lowering, done: Lowered) -> dict[str, object]:
     """Facts that travel with the executable."""
-    rows = [
-        {"task": row.name, "key": row.task_key, "origin": str(row.origin), "tunable": row.tunable}
-        for row in done.coverage
-    ]
+    rows = [row.to_json() for row in done.coverage]
     facts = made_for(lowering.target, lowering.threads)
     return {**facts, "coverage": rows, "per_shape": dict(lowering.per_shape)}

@@ -19,6 +19,7 @@ from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import constant_array
 from retune.compiler.runtime.device import cpu
 from retune.compiler.runtime.executor.params import load_param_dict_from_file, save_param_dict_to_file
+from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.vm.library import KIND, VERSION, VMLibrary
 from retune.compiler.vm.plan_region import PlanRegion
 from retune.compiler.vm.program_constants import stored_constants, with_stored
@@ -90,6 +91,12 @@ class Executable:
         """The regions, and groups of their nodes, that are compiled for each shape that they meet, and why."""
         rows = self.library.about.get("per_shape", {})
         return dict(rows) if isinstance(rows, Mapping) else {}
+
+    @property
+    def coverage(self) -> tuple[KernelRow, ...]:
+        """The kernels, and what they were made from. Raises: ArtifactError when the file is damaged."""
+        with reject_damage("library of a virtual machine", self.program.name):
+            return tuple(map(KernelRow.of, self.library.about.get("coverage", ())))
 
     @property
     def constants(self) -> str:

@@ -22,13 +22,13 @@ from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.executor.executors import gpu_count
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.vm.device_run import DeviceRun
-from retune.compiler.vm.evaluate_region import passed_inputs
 from retune.compiler.vm.kernel_store import STORE
 from retune.compiler.vm.plan_run import Callee, PlanRun
 from retune.compiler.vm.program_constants import POOL
 from retune.compiler.vm.resources import BACKGROUND, Resources
 from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
 from retune.compiler.vm.symbolic_plan import SymbolicPlan
+from retune.compiler.vm.values import passed_inputs
 
 _log = logging.getLogger(__name__)
 Key = tuple[tuple[Shape, ...], tuple[tuple[str, bytes], ...]]

@@ -1,10 +1,10 @@
-"""Values of the virtual machine: conversion of a caller's arguments, and of results back.
+"""Values of the virtual machine: conversion of a caller's arguments, and of results back, and what NumPy computes.
 
 Values are arrays that are dense and aligned to 64 bytes. Arguments of other kinds raise an error that names them; an
 array that already fits is used without a copy.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -12,10 +12,11 @@ import numpy as np
 
 from retune.compiler.core.dtype import is_number
 from retune.compiler.core.errors import MachineError
-from retune.compiler.graph.region import OPTIONAL, TENSOR, Param, RuntimeValue
+from retune.compiler.graph.region import OPTIONAL, TENSOR, Param, Region, RuntimeValue
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.buffers import address, aligned_copy
 from retune.compiler.runtime.ffi.host_array import HostArray
+from retune.compiler.vm.allocator import Allocator
 
 TUPLE = 0
 """The tag of tuples."""
@@ -172,3 +173,39 @@ def describe(value: Any) -> str:
     if isinstance(value, tuple):
         return f"a sequence of {len(value)} arrays"
     return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def evaluate_region(
+    region: Region,
+    fixed: Mapping[str, Array],
+    constants: Mapping[str, Array],
+    allocator: Allocator,
+    inputs: Sequence[Any],
+) -> list[Any]:
+    """The results of a region by NumPy, in arrays that kernels can read. `inputs` has those that are not `fixed`,
+    `constants` are those of the program.
+
+    Raises: what `evaluate` raises.
+    """
+    values = {**dict(zip(passed_inputs(region, fixed), inputs, strict=True)), **fixed}
+    # What a sequence passes on is not copied: a loop that appends would else take quadratic time.
+    known = {(address(array), array.dtype, array.shape): array for array in tensors_of(inputs)}
+
+    def copy(result: Array) -> Array:
+        array, _ = allocator.array(result.shape, result.dtype, result.nbytes)
+        np.copyto(array, result)
+        return array
+
+    def keep(result: Array) -> Array:
+        array = known.get((address(result), result.dtype, result.shape)) if result.size else None
+        return copy(result) if array is None else array
+
+    return [
+        tuple(map(keep, result)) if isinstance(result, tuple) else None if result is None else copy(result)
+        for result in region.evaluate(values, constants)
+    ]
+
+
+def passed_inputs(region: Region, fixed: Mapping[str, Array]) -> list[str]:
+    """The inputs that calls pass: those that are not the same array in every call."""
+    return [name for name in region.inputs if name not in fixed]

@@ -7,8 +7,8 @@ are those of `onnxruntime_c_api.h`.
 from llvmlite import ir
 
 from retune.compiler.codegen.abi.c_module import INT, LONG, NULL, POINTER, Argument, CFunction, CModule, signature
+from retune.compiler.codegen.abi.constant_table import constants_of
 from retune.compiler.codegen.scan_loop import BARRIER
-from retune.compiler.runtime.artifact import ALIGNMENT
 
 VERSION = 17
 """Of ONNX Runtime's C interface: the first with `KernelContext_ParallelFor`. Newer ones contain older ones."""
@@ -62,7 +62,7 @@ class OrtModule(CModule):
         self.api, self.domain = (self.variable(f"retune.{name}", NULL) for name in ("api", "domain"))
         self.context = self.variable("retune.context", NULL, thread_local=True)
         self.failure = self.variable("retune.failure", NULL, thread_local=True)
-        self.constants = self.external("retune.constants", ALIGNMENT)
+        self.constants = constants_of(self)
         self.copy = self.declare("memcpy", "ptr", "ptr, ptr, i64")
         self.fail = self._fail()
         self._parallel_loops()
@@ -118,11 +118,10 @@ class OrtModule(CModule):
         parallel.ret()
 
     def _input(self) -> ir.Function:
-        """Where an input lies, which must have this type and shape."""
+        """Where an input lies, which must have this type and rank, and its shape."""
         take = self.define("retune.input", "ptr", "ptr, i64, i32, ptr, i64, ptr, ptr")
         context, index, kind, dims, rank, message, data = take.args
         value_slot, info_slot, kind_slot, rank_slot = (take.slot(each) for each in (POINTER, POINTER, INT, LONG))
-        dims_slot = take.slot(LONG, rank)
         take.ret_error(self.ort(take, "KernelContext_GetInput", context, index, value_slot))
         value = take.load(POINTER, value_slot)
         take.ret_error(self.ort(take, "GetTensorTypeAndShape", value, info_slot))
@@ -145,9 +144,7 @@ class OrtModule(CModule):
         require(take.equals(take.load(INT, kind_slot), kind))
         ask("GetDimensionsCount", rank_slot)
         require(take.equals(take.load(LONG, rank_slot), rank))
-        ask("GetDimensions", dims_slot, rank)
-        compare = self.declare("memcmp", "i32", "ptr, ptr, i64")
-        require(take.equals(take.call(compare, dims_slot, dims, take.builder.mul(rank, LONG(8))), 0))
+        ask("GetDimensions", dims, rank)
         self.ort(take, "ReleaseTensorTypeAndShapeInfo", info)
         take.ret(self.ort(take, "GetTensorMutableData", value, data))
         return take.function

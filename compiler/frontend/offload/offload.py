@@ -100,9 +100,8 @@ def _model(
 
 
 def _entry(value: Value) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(
-        value.name, helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype)), value.shape
-    )
+    shape = [extent if isinstance(extent, int) else str(extent) for extent in value.shape]
+    return helper.make_tensor_value_info(value.name, helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype)), shape)
 
 
 def offload_model(

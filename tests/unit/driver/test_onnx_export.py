@@ -21,13 +21,13 @@ from onnx import TensorProto, helper
 import retune
 from benchmarks import zoo
 from benchmarks.network_peers import BOUND, contender, seeded_inputs
-from retune.compiler.codegen.abi import custom_ops
+from retune.compiler.codegen.abi import constant_table
 from retune.compiler.codegen.abi.c_module import INT, CModule
 from retune.compiler.codegen.abi.cpu_guard import CPUID_BITS, cpu_guard
 from retune.compiler.codegen.cpu import describe
-from retune.compiler.core.errors import ArtifactError, DynamicShapeError, OptionError, UnsupportedOperatorError
+from retune.compiler.core.errors import ArtifactError, OptionError, UnsupportedOperatorError
 from retune.compiler.core.target import Target
-from retune.compiler.driver.onnx_export import export_network
+from retune.compiler.driver.export import export_network
 from retune.compiler.runtime.loader import host_features, native_address
 from tests.support.onnx_networks import (
     Arrays,
@@ -321,15 +321,9 @@ def test_wrong_requests_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     network.save(tmp_path / "state" / "net.so")
     with pytest.raises(ArtifactError, match="was loaded from a shared library"):
         retune.load(tmp_path / "state" / "net.so").export(tmp_path / "net.onnx")
-    monkeypatch.setattr(custom_ops, "_MOST_BYTES", 100)
+    monkeypatch.setattr(constant_table, "_MOST_BYTES", 100)
     with pytest.raises(ArtifactError, match="the constants take"):
         network.export(tmp_path / "net.onnx")
-    with pytest.raises(OptionError, match="dynamic shapes"):
-        retune.export(retune.compile(model, dynamic=True), tmp_path / "net.onnx")
-    dynamic = mlp_model()
-    dynamic.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
-    with pytest.raises(DynamicShapeError, match=r"dimension 0 \(rows\) of input 'x'"):
-        retune.export(dynamic, tmp_path / "net.onnx")
     alien = [helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[0.0], scale=[1.0])]
     with pytest.raises(UnsupportedOperatorError, match=r"ai\.onnx\.ml\.Scaler"):
         retune.export(make_model(alien, [make_tensor("x", (2,))], [make_tensor("y", (2,))]), tmp_path / "net.onnx")
@@ -350,7 +344,7 @@ def test_a_given_shape_fixes_a_dynamic_input(tmp_path: Path) -> None:
 def test_files_are_written_both_or_neither(tmp_path: Path) -> None:
     network = retune.compile(mlp_model())._program.network  # type: ignore[union-attr]
     with pytest.raises(ArtifactError, match="no linker is installed"):
-        export_network(network, tmp_path / "net.onnx", ("no-such-linker",))
+        export_network(network, tmp_path / "net.onnx", linkers=("no-such-linker",))
     (tmp_path / "net.so").mkdir()
     with pytest.raises(ArtifactError, match=r"cannot write .*net\.so"):
         export_network(network, tmp_path / "net.onnx")
@@ -363,7 +357,7 @@ def test_a_linker_alone_or_a_compiler_links_the_library(linker: str, tmp_path: P
         pytest.skip(f"{linker} is not installed")
     model = residual_model()
     network = retune.compile(model, threads=2)._program.network  # type: ignore[union-attr]
-    exported = export_network(network, tmp_path / "net.onnx", (linker,))
+    exported = export_network(network, tmp_path / "net.onnx", linkers=(linker,))
     inputs = seeded_inputs(model)
     found = _session(exported.model, exported.library).run(None, inputs)
     _assert_equal(found, _session(model.SerializeToString()).run(None, inputs))
