@@ -141,9 +141,8 @@ class CpuBackend:
             is_output = position >= len(task.dag.inputs)
             args.append(ArgSpec(param.name, tensor.shape, tensor.dtype, is_output, packings.get(param.name)))
         code = compile_module(text.llvm, task.target)
-        return KernelArtifact(
-            name, code, tuple(args), text.workspace_bytes, str(task.target), text.calls, symbols=function.symbols
-        )
+        facts = text.workspace_bytes, str(task.target), text.calls
+        return KernelArtifact(name, code, tuple(args), *facts, symbols=function.symbols, work=text.work)
 
     def print_stage(self, task: SearchTask, steps: Sequence[Step], stage: str) -> str:
         function = self.lower(task, steps, "kernel")

@@ -27,7 +27,7 @@ from retune.compiler.codegen.team import (
     team_function,
 )
 from retune.compiler.codegen.values import Scalar, Storage
-from retune.compiler.codegen.work import is_worth_threads
+from retune.compiler.codegen.work import cycles_of, is_worth_threads
 from retune.compiler.codegen.writer import FunctionWriter
 from retune.compiler.core.dtype import item_bytes
 from retune.compiler.core.errors import LoweringError
@@ -38,17 +38,19 @@ from retune.compiler.runtime.artifact import ExternBuffer, ExternCall
 
 # A cache line, and AVX-512's register: whole vectors of an aligned buffer never straddle two lines.
 ALIGNMENT = 64
+_MOST_CYCLES = 1 << 53
 _NEAREST_CACHE = 1 << 15
 """Bytes of the first-level cache of most CPUs: a smaller constant comes from far only once a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelText:
-    """LLVM text of a kernel, the size of its workspace, and the functions that it calls."""
+    """LLVM text of a kernel, the size of its workspace, its calls of functions, and its work (`KernelArtifact`)."""
 
     llvm: str
     workspace_bytes: int
     calls: tuple[ExternCall, ...] = ()
+    work: tuple[int, int] = (0, 0)
 
 
 def write_kernel(function: LoopFunction, subtarget: Subtarget, stack_bytes: int) -> KernelText:
@@ -62,6 +64,7 @@ def write_kernel(function: LoopFunction, subtarget: Subtarget, stack_bytes: int)
     parts = []
     calls = []
     called: list[ExternCall] = []
+    work = [0.0, 0.0]
     numbers = count()
     sizes = {Var(name): Scalar(f"%size{number}", 0) for number, name in enumerate(function.symbols)}
     for index, limit in enumerate(function.limits):
@@ -75,6 +78,7 @@ def write_kernel(function: LoopFunction, subtarget: Subtarget, stack_bytes: int)
             parts.append(f"declare i32 @{called[-1].symbol}(ptr)")
             calls.append(_invocation(called[-1].symbol, index, statement, buffers))
             continue
+        work[_is_shared(statement, subtarget.vector_bytes)] += cycles_of(statement, subtarget.vector_bytes)
         storage = {
             buffer: Storage(f"%b{number}", is_streamed=_is_streamed(function, buffer))
             for number, buffer in enumerate(buffers)
@@ -102,7 +106,8 @@ def write_kernel(function: LoopFunction, subtarget: Subtarget, stack_bytes: int)
     loops = _loop_metadata(next(numbers))
     attributes = f"attributes #0 = {{ nounwind {function_attributes(subtarget.vector_bytes)} }}"
     module = "\n\n".join([declarations, *parts, entry, attributes, loops])
-    return KernelText(module, workspace_bytes, tuple(called))
+    alone, shared = (int(min(cycles, _MOST_CYCLES)) for cycles in work)
+    return KernelText(module, workspace_bytes, tuple(called), (alone, shared))
 
 
 def _is_streamed(function: LoopFunction, buffer: Buffer) -> bool:
@@ -150,9 +155,9 @@ def _part(
     name: str, index: int, statement: Stmt, count: int, stack_bytes: int, emitter: BodyEmitter
 ) -> tuple[str, str]:
     """The functions of one statement, and the lines that run it from the entry."""
-    parallel = isinstance(statement, For) and statement.kind is LoopKind.PARALLEL
-    if isinstance(statement, For) and parallel and _is_small(statement, emitter.subtarget.vector_bytes):
-        statement, parallel = replace(statement, kind=LoopKind.SERIAL), False
+    parallel = _is_shared(statement, emitter.subtarget.vector_bytes)
+    if isinstance(statement, For) and statement.kind is LoopKind.PARALLEL and not parallel:
+        statement = replace(statement, kind=LoopKind.SERIAL)
     _, arguments = _buffer_lists(count)
     body = _body(f"{name}.body{index}", statement, count, stack_bytes, emitter)
     if not isinstance(statement, For) or not parallel:
@@ -166,6 +171,15 @@ def _part(
     return f"{body}\n\n{team}", fork(
         name, index, f"@{name}.body{index}({arguments}, i64 0, i64 {statement.extent}{sizes})"
     )
+
+
+def _is_shared(statement: Stmt, vector_bytes: int) -> bool:
+    """Whether threads share a statement."""
+    if not isinstance(statement, For):
+        return False
+    if statement.kind is LoopKind.STEPS:
+        return any(part.extent for part in parts_of(statement, vector_bytes))
+    return statement.kind is LoopKind.PARALLEL and not _is_small(statement, vector_bytes)
 
 
 def _is_small(loop: For, vector_bytes: int) -> bool:

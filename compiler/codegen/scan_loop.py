@@ -47,8 +47,9 @@ def parts_of(loop: For, vector_bytes: int) -> list[ScanPart]:
     for statement in statements_of(loop.body):
         extent = 0
         if isinstance(statement, For) and statement.kind is LoopKind.PARALLEL:
-            # Two threads save half of the cycles; there is a barrier before the loop and after it.
-            worth = cycles_of(statement, vector_bytes) >= 4 * BARRIER_CYCLES
+            # Two threads save half of the cycles; there is a barrier before the loop and after it. On AVX-512 two
+            # threads gain nothing for 15,000 cycles (LSTM, 2 x 100), and wait for milliseconds on a busy machine.
+            worth = cycles_of(statement, vector_bytes) >= 16 * BARRIER_CYCLES
             extent = statement.extent if worth else 0
             statement = statement if worth else replace(statement, kind=LoopKind.SERIAL)
         parts.append(ScanPart(statement, extent))

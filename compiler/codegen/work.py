@@ -45,8 +45,11 @@ def cycles_of(stmt: Stmt, vector_bytes: int) -> float:
             return extent * cycles_of(stmt.body, vector_bytes)
         case Let() | If() | Allocate():
             return cycles_of(stmt.body, vector_bytes)
-        case Block():
-            return sum(cycles_of(statement, vector_bytes) for statement in stmt.statements)
+        case Block(statements=statements):
+            # Of several conditional statements one runs, such as that for the rows of a tile that are left.
+            choices = [cycles_of(choice, vector_bytes) for choice in statements if isinstance(choice, If)]
+            others = (cycles_of(other, vector_bytes) for other in statements if not isinstance(other, If))
+            return max(choices, default=0.0) + sum(others)
         case Store():
             return _cycles_of_store(stmt, 1)
     return float("inf")

@@ -11,7 +11,7 @@ from typing import Any
 from retune.compiler.core.dtype import Array as Array
 from retune.compiler.core.dtype import item_bytes, number_type
 from retune.compiler.core.errors import ArtifactError
-from retune.compiler.core.json_reader import JsonObject, string
+from retune.compiler.core.json_reader import JsonObject, integer, string
 from retune.compiler.core.packing import Packing
 from retune.compiler.ir.dims import dim_from_json, dim_to_json
 
@@ -132,6 +132,8 @@ class KernelArtifact:
     device: DeviceCode | None = None
     symbols: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
+    work: tuple[int, int] = (0, 0)
+    """Estimated cycles of what a single thread runs, and of what threads may share; 0 where unknown."""
 
     def at(self, sizes: Mapping[str, int]) -> "KernelArtifact":
         """The kernel with these values of its symbols, and the shapes of its buffers for them.
@@ -193,6 +195,7 @@ def kernel_row(kernel: KernelArtifact) -> dict[str, Any]:
         "args": [{**asdict(arg), "shape": list(map(dim_to_json, arg.shape))} for arg in kernel.args],
         "calls": [_call_row(call) for call in kernel.calls],
         **({"symbols": kernel.symbols} if kernel.symbols else {}),
+        **({"work": kernel.work} if any(kernel.work) else {}),
         **({} if kernel.device is None else {"device": asdict(kernel.device)}),
     }
 
@@ -227,8 +230,9 @@ def kernel_of(row: JsonObject, object_code: bytes) -> KernelArtifact:
     calls = tuple(_call_of(call) for call in row.get("calls", ()))
     device = _device_of(row["device"]) if "device" in row else None
     symbols = tuple(map(string, row.get("symbols", ())))
-    workspace_bytes = dim_from_json(row["workspace_bytes"])
-    return KernelArtifact(row["name"], object_code, args, workspace_bytes, row["target"], calls, device, symbols)
+    alone, shared = map(integer, row.get("work", (0, 0)))
+    facts = dim_from_json(row["workspace_bytes"]), row["target"], calls, device, symbols
+    return KernelArtifact(row["name"], object_code, args, *facts, work=(alone, shared))
 
 
 def _device_of(row: JsonObject) -> DeviceCode:

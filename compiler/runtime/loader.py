@@ -81,6 +81,15 @@ class BoundKernel:
         return int(self._threads.value)
 
     @property
+    def work(self) -> tuple[int, int]:
+        """As `KernelArtifact.work`."""
+        return self._kernel.artifact.work
+
+    def run_alone(self) -> None:
+        """Use a single thread in coming calls; a `row` that was read before keeps its number."""
+        self._threads.value = 1
+
+    @property
     def is_parallel(self) -> bool:
         code = self._kernel.artifact.object_code
         return not code or _PARALLEL in code  # a shared library's code is unknown

@@ -1,5 +1,6 @@
 """Kernels run one after the other without the interpreter."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -38,3 +39,23 @@ def test_the_first_failure_ends_the_sequence_and_is_named() -> None:
         KernelSequence([first, second, loaded["fine"].bind(arrays[1:], 1)])()
     np.testing.assert_array_equal(arrays[1], np.full(ELEMENTS, 2))
     assert not arrays[2].any()
+
+
+@pytest.mark.parametrize(
+    ("work", "threads"),
+    [
+        ([(0, 50_000), (0, 50_000)], [2, 2]),  # threads still spin
+        ([(0, 300_000), (400_000, 60_000)], [1, 1]),
+        ([(0, 300_000), (400_000, 0), (0, 900_000), (400_000, 0)], [1, 2, 2, 1]),
+        ([(400_000, 900_000)], [2]),
+    ],
+)
+def test_kernels_run_alone_where_sleeping_threads_save_too_little(
+    work: list[tuple[int, int]], threads: list[int]
+) -> None:
+    arrays = [aligned_array((ELEMENTS,), "float32") for _ in range(2)]
+    names = [f"k{number}" for number in range(len(work))]
+    loaded = load_kernels([replace(artifact("good", name), work=pair) for name, pair in zip(names, work, strict=True)])
+    bound = [loaded[name].bind(arrays, 2) for name in names]
+    KernelSequence(bound)
+    assert [kernel.threads for kernel in bound] == threads

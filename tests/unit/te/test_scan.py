@@ -12,6 +12,7 @@ from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.ir.stmt import For, LoopKind, walk_stmt
 from retune.compiler.lower.pipeline import lower
 from retune.compiler.measure.remote.wire import from_bytes, to_bytes
+from retune.compiler.runtime.artifact import kernel_of, kernel_row
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.primitives import compute_inline, parallel, split
@@ -109,6 +110,17 @@ def test_threads_share_large_products_alone_and_wait_for_each_other() -> None:
     assert has_barriers(dag)
     inputs, states = recurrent(4, 1, 16)
     assert not has_barriers(ComputeDAG([*inputs, states]))
+
+
+def test_a_kernel_tells_the_work_of_a_single_thread_and_of_all() -> None:
+    for size, is_shared in ((16, False), (256, True)):
+        inputs, states = recurrent(4, 8, size)
+        dag = ComputeDAG([*inputs, states])
+        task = SearchTask("steps", dag, Target.host(), hardware_of(Target.host(), 2))
+        kernel = build_kernel(task, default_steps(dag), "kernel")
+        alone, shared = kernel.work
+        assert (shared > alone) == is_shared
+        assert kernel_of(kernel_row(kernel), kernel.object_code) == kernel
 
 
 def test_flops_count_every_step() -> None:
