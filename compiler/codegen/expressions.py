@@ -18,6 +18,9 @@ from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Call, Cast, Const, Dot, Expr, Load, Not, Select, Var
 from retune.compiler.ir.visit import children, parts
 
+_GATHERED = ("float32", "float64", "int32", "uint32", "int64", "uint64")
+"""The types of elements that AVX-512 gathers."""
+
 
 class ExpressionEmitter(MemoryEmitter):
     """Writes the instructions of expressions."""
@@ -100,6 +103,8 @@ class ExpressionEmitter(MemoryEmitter):
                 f"load {memory_type(expr.dtype)}, ptr {pointer}, align {item_bytes(expr.dtype)}", 1, expr.dtype
             )
             return self.splat(self.from_memory(item), lanes)
+        if address.stride is None and self.subtarget.permutes_tables and expr.dtype in _GATHERED:
+            return self.gather_items(expr.buffer, expr.indices, lanes)
         return self.by_lane(expr)
 
     def by_lane(self, expr: Expr) -> Value:

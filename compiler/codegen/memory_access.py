@@ -144,6 +144,24 @@ class MemoryEmitter(Emitter):
         call = f"call {kind} @llvm.masked.load.{suffix}.p0({operand}, {mask.typed}, {kind} {otherwise})"
         return self.result(call, mask.lanes, dtype)
 
+    def gather_items(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: int) -> Value:
+        """Load an element for each lane, at a vector of indices, in one instruction."""
+        form, element = self.form(buffer, indices), memory_type(buffer.dtype)
+        index = Value(str(form.const), 1, INDEX)
+        for atom, coefficient in form.terms.items():
+            index, factor = self.align([index, self.as_index(self.evaluate(atom))])
+            scaled = self.result(
+                f"mul {factor.typed}, {literal(coefficient, INDEX, factor.lanes)}", factor.lanes, INDEX
+            )
+            index = self.result(f"add {index.typed}, {scaled.text}", factor.lanes, INDEX)
+        index = self.splat(index, lanes)
+        pointers = self.writer.value(f"getelementptr {element}, ptr {self.storage[buffer].pointer}, {index.typed}")
+        mask = f"<{lanes} x i1> splat (i1 true)" if self.mask is None else self.mask.typed
+        kind, suffix = memory_type(buffer.dtype, lanes), intrinsic_suffix(buffer.dtype, lanes)
+        operand = f"<{lanes} x ptr> align {item_bytes(buffer.dtype)} {pointers}"
+        call = f"call {kind} @llvm.masked.gather.{suffix}.v{lanes}p0({operand}, {mask}, {kind} zeroinitializer)"
+        return self.result(call, lanes, buffer.dtype)
+
     def masked_write(self, pointer: str, value: Value, mask: Value) -> None:
         """Store neighboring elements where the mask holds; the value is in its form in memory."""
         suffix = intrinsic_suffix(value.dtype, mask.lanes)

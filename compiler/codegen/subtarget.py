@@ -24,7 +24,7 @@ class Subtarget:
     dots: Mapping[Pair, DotInstruction] = field(default_factory=dict)
     """Dot-product instructions, by the types of their factors."""
     permutes_tables: bool = False
-    """There are the instructions of `VectorBuilder.look_up` and `VectorBuilder.scale_by_floor`."""
+    """There are the instructions of `VectorBuilder.look_up`, `VectorBuilder.scale_by_floor` and `gather_items`."""
     permutes_bytes: bool = False
     """There are the instructions of `byte_tables`."""
     has_library: bool = True

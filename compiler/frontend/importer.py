@@ -30,7 +30,7 @@ from retune.compiler.frontend.model_file import (
     opset_of,
     read_model,
 )
-from retune.compiler.frontend.ops import contributed
+from retune.compiler.frontend.ops import contributed, trees
 from retune.compiler.frontend.ops.attributes import TensorSequence
 from retune.compiler.frontend.ops.conversion import Conversion, missing_operator
 from retune.compiler.frontend.ops.elementwise import DTYPES, Converter
@@ -43,7 +43,7 @@ from retune.compiler.graph.verify import verify
 
 _log = logging.getLogger(__name__)
 
-CONVERTERS: Mapping[str, Converter] = {**STANDARD, **contributed.CONVERTERS}
+CONVERTERS: Mapping[str, Converter] = {**STANDARD, **contributed.CONVERTERS, **trees.CONVERTERS}
 """Converters by `operator_of` their nodes."""
 
 _MOST_NAMED = 10
@@ -179,7 +179,7 @@ def check_operators(model: onnx.ModelProto) -> None:
     """Check that all nodes have a converter, without converting anything."""
     missing = [node for node in all_nodes(model.graph) if operator_of(node) not in CONVERTERS]
     if missing:
-        known = (*STANDARD_DOMAINS, CONTRIBUTED_DOMAIN)
+        known = (*STANDARD_DOMAINS, CONTRIBUTED_DOMAIN, trees.DOMAIN)
         foreign = sorted({node.domain for node in missing} - {*known})
         unknown = dict.fromkeys(node.op_type for node in missing)
         near = [name for op_type in unknown for name in get_close_matches(op_type, CONVERTERS, 1) if name != op_type]

@@ -20,6 +20,7 @@ from retune.compiler.ops import (
     resample,
     scan,
     shape,
+    trees,
     winograd,
 )
 from retune.compiler.ops.op import POINTWISE, Array, Attribute, FusionKind, Lowered, Op, OpCall
@@ -39,6 +40,7 @@ _FAMILIES = (
     indexing,
     recurrence,
     resample,
+    trees,
 )
 
 OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPERATORS}

@@ -71,12 +71,12 @@ def unsupported_model() -> onnx.ModelProto:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["y"]),
         helper.make_node("Shape", ["y"], ["dims"]),
-        helper.make_node("Scaler", ["y"], ["g"], domain="ai.onnx.ml", offset=[0.1], scale=[2.0]),
+        helper.make_node("Normalizer", ["y"], ["g"], domain="ai.onnx.ml", norm="L2"),
         helper.make_node("ArrayFeatureExtractor", ["g", "order"], ["b"], domain="ai.onnx.ml"),
         helper.make_node("Reshape", ["b", "dims"], ["r"]),
         helper.make_node("Add", ["r", "y"], ["a"]),
         helper.make_node("MatMul", ["a", "v"], ["out"]),
-        helper.make_node("Scaler", ["out"], ["last"], domain="ai.onnx.ml", offset=[0.5], scale=[0.5]),
+        helper.make_node("Normalizer", ["out"], ["last"], domain="ai.onnx.ml", norm="L1"),
     ]
     weights = {"w": draw_weights(64, 48), "v": draw_weights(48, 10), "order": np.arange(48)[::-1].copy()}
     known = [make_tensor("g", (3, 48)), make_tensor("b", (3, 48)), make_tensor("last", (3, 10))]

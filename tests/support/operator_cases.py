@@ -191,6 +191,14 @@ _TAPS: list[NDArray[Any]] = [
 ]
 """Places, among them some outside, and weights of two axes."""
 
+_TREES: list[NDArray[Any]] = [
+    np.array([2, 9, 200, 0, 0, 0, 0], np.int32),
+    np.array([0, -0.5, 0.5, 0, 0, 0, 0], np.float32),
+    np.array([1, 2, 3, 4, 5, 6, *np.repeat(np.arange(3, 7), 2)], np.int32),
+    np.array([0, 2, 0, 1, 0], np.int32),
+]
+"""Tests, among them one of a feature that is not there, splits, children and roots of trees."""
+
 _DATA_2D = _RNG.standard_normal((3, 32)).astype(np.float32)
 _OF_BLOCKS = _RNG.uniform(0.1, 0.3, (2, 5)).astype(np.float32)
 
@@ -236,6 +244,7 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
     *(("scatter_nd", [_DATA, _ROWS, _SLICES], {"reduction": reduction}) for reduction in _SCATTERED),
     ("scatter_nd", [_DATA, _ROWS[[0, 0, 1]], _SLICES], {"reduction": "none"}),
     ("scatter_nd", [_DATA, _ROWS[[0, 0, 0]], _SLICES], {"reduction": "add"}),
+    ("tree_leaves", [_DATA[:, 0], *_TREES], {"levels": 2}),
     ("conv2d", [_RNG.integers(-9, 9, (1, 5, 5, 3), "int32"), _RNG.integers(-9, 9, (3, 3, 3, 2), "int32")], CONV),
     *(
         ("qconv2d", [_bytes(x, 1, 5, 6, 8), _bytes(w, 3, 3, 8, 16)], {**CONV, "pad_value": 9, "window": ()})

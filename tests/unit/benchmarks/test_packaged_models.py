@@ -16,8 +16,8 @@ pytestmark = pytest.mark.long
 def _save(path: Path, operator: str) -> None:
     entries = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["?", "?"]) for name in ("x", "y")]
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    if operator == "Scaler":
-        node = helper.make_node(operator, ["x"], ["y"], domain="ai.onnx.ml", offset=[0.0], scale=[2.0])
+    if operator == "Normalizer":
+        node = helper.make_node(operator, ["x"], ["y"], domain="ai.onnx.ml", norm="L2")
     weights = [numpy_helper.from_array(np.ones((8, 4), np.float32), "w")]
     graph = helper.make_graph([node], "net", entries[:1], entries[1:], weights)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
@@ -29,7 +29,7 @@ def test_every_file_of_a_package_has_a_line_for_each_way(tmp_path: Path, monkeyp
     files = {"good": "x=2,8", "foreign": "x=2,8", "absent": ""}
     monkeypatch.setattr(packaged_models, "PACKAGES", {"package": ("1.0", files)})
     _save(tmp_path / "package" / "models" / "good.onnx", "MatMul")
-    _save(tmp_path / "package" / "models" / "foreign.onnx", "Scaler")
+    _save(tmp_path / "package" / "models" / "foreign.onnx", "Normalizer")
     out = tmp_path / "out.jsonl"
     packaged_models.main([str(tmp_path), "--out", str(out)])
     good, dynamic, foreign, _, absent = map(json.loads, out.read_text().splitlines())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.codegen.subtarget import has_table_permute
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel, kernel_source
 from retune.compiler.ir.expr import Expr
@@ -42,6 +43,21 @@ def test_lengths_that_are_no_sum_of_vectors(length: int, dtype: str) -> None:
     assert masked(dag, steps)
     for vector_bytes in (16, 64):
         check(dag, steps, [values], vector_bytes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint32", "int8", "float16"])
+@pytest.mark.parametrize("length", [6, 16, 37])
+def test_vectors_gather_at_indices_that_are_read(length: int, dtype: str) -> None:
+    x, n = te.placeholder((3, 40), dtype, "x"), te.placeholder((3, length), "int32", "n")
+    y = te.compute((3, length), lambda i, j: x[n[2 - i, j] % 3, n[i, j] % 40], "y")
+    dag = ComputeDAG([x, n, y])
+    random, steps = np.random.default_rng(0), (Annotate(2, 1, Annotation.VECTORIZE),)
+    values = [random.integers(-9, 90, (3, 40)).astype(dtype), random.integers(0, 2**31, (3, length)).astype("int32")]
+    for vector_bytes in (32, 64):
+        check(dag, steps, values, vector_bytes)
+    if has_table_permute(Target.host()):
+        kernel = kernel_source(task(dag), steps, "llvm")
+        assert ("llvm.masked.gather" in kernel) == (dtype not in ("int8", "float16"))
 
 
 READS: dict[str, Callable[[Tensor, Tensor, Expr], Expr]] = {
