@@ -312,10 +312,7 @@ class _Forward:
         _log.log(level, text, *values, extra={"fallback": fallback})
 
     def _fixed_arguments(self, arguments: Sequence[Argument]) -> list[int]:
-        return [
-            *self._weights,
-            *(index for index, arg in enumerate(arguments) if not isinstance(arg, torch.Tensor)),
-        ]
+        return [*self._weights, *(index for index, arg in enumerate(arguments) if not isinstance(arg, torch.Tensor))]
 
     @staticmethod
     def _runs_here(arguments: Sequence[Argument], fixed: Sequence[int]) -> bool:

@@ -87,11 +87,7 @@ class RecordStore(ABC):
         return sorted(unique.values(), key=lambda r: (r.timestamp, r.round, r.record_id))
 
     def best(
-        self,
-        task_key: str,
-        target: str | None = None,
-        device: str | None = None,
-        threads: int | None = None,
+        self, task_key: str, target: str | None = None, device: str | None = None, threads: int | None = None
     ) -> MeasureRecord | None:
         """The fastest successful record of a task, the earliest of ties, or None."""
         candidates = self.scan_best(Selection(task_key, target, device, threads, confirmations=True))

@@ -56,35 +56,18 @@ _MISSING = f"SQL over records needs DuckDB: {install_hint('report')}"
 Result = TypeVar("Result")
 
 ROUND_COLUMNS = {
-    "run_id": "VARCHAR",
-    "round": "BIGINT",
-    "task_key": "VARCHAR",
-    "task_name": "VARCHAR",
-    "failed": "BIGINT",
-    "trials": "BIGINT",
-    "elapsed": "DOUBLE",
-    "best_seconds": "DOUBLE",
-    "latency": "DOUBLE",
-    "contention": "DOUBLE",
-    "model_programs": "BIGINT",
-    "model_trained_on": "BIGINT",
-    "model_pair_accuracy": "DOUBLE",
-    "model_top": "BIGINT",
-    "model_top_recall": "DOUBLE",
-    "model_peak": "DOUBLE",
-}
+    "run_id": "VARCHAR", "round": "BIGINT", "task_key": "VARCHAR", "task_name": "VARCHAR", "failed": "BIGINT",
+    "trials": "BIGINT", "elapsed": "DOUBLE", "best_seconds": "DOUBLE", "latency": "DOUBLE", "contention": "DOUBLE",
+    "model_programs": "BIGINT", "model_trained_on": "BIGINT", "model_pair_accuracy": "DOUBLE", "model_top": "BIGINT",
+    "model_top_recall": "DOUBLE", "model_peak": "DOUBLE",
+}  # fmt: skip
 """The columns of a round; the `model_` columns are NULL while the cost model knew too little to be judged."""
 
 
 LEDGER_COLUMNS = {
-    "run_id": "VARCHAR",
-    "describe": "JSON",
-    "started": "DOUBLE",
-    "resumed": "DOUBLE[]",
-    "completed": "DOUBLE",
-    "summary": "JSON",
-    "precision": "JSON",
-}
+    "run_id": "VARCHAR", "describe": "JSON", "started": "DOUBLE", "resumed": "DOUBLE[]", "completed": "DOUBLE",
+    "summary": "JSON", "precision": "JSON",
+}  # fmt: skip
 """The columns of the run ledger, one file per run."""
 
 

@@ -25,11 +25,8 @@ def _has_machine_failed(_: object, __: TaskRun, state: State[object]) -> bool:
 RETRIES = 2
 
 _RETRIED: dict[str, Any] = {
-    "retries": RETRIES,
-    "retry_delay_seconds": 1,
-    "retry_condition_fn": _has_machine_failed,
-    "cache_policy": NO_CACHE,
-}
+    "retries": RETRIES, "retry_delay_seconds": 1, "retry_condition_fn": _has_machine_failed, "cache_policy": NO_CACHE,
+}  # fmt: skip
 """A failed machine is asked again."""
 
 Worker = WorkerService | str

@@ -55,10 +55,7 @@ def show_report(report: Report, progress: tuple[tuple[float, float], ...]) -> No
     latencies = {contender.name: contender.seconds for contender in report.comparison.contenders}
     charts = {
         "latency": (latency_chart(latencies, alone=True), "Latency, untuned, tuned, and in other libraries"),
-        "course": (
-            network_chart(progress, latencies, alone=True),
-            "Estimated latency of the network during tuning",
-        ),
+        "course": (network_chart(progress, latencies, alone=True), "Estimated latency of the network during tuning"),
     }
     for kind, (chart, description) in charts.items():
         if chart:

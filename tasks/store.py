@@ -57,10 +57,7 @@ def recall(run_id: str, home: Location, keys: Sequence[str], target: str, device
     best = [record for key, record in records.best_per_task(target, device, threads).items() if key not in measured]
     own_rows = (record for rows in measured.values() for record in rows if record.run_id == run_id)
     own = tuple(record for record in own_rows if not record.is_unsearched)
-    others = [
-        *best,
-        *(record for rows in measured.values() for record in rows if record.run_id != run_id),
-    ]
+    others = [*best, *(record for rows in measured.values() for record in rows if record.run_id != run_id)]
     checkpoints = CheckpointStore(home, target, device, threads, FEATURE_VERSION).latest
     horizon = _horizon(home, run_id, [checkpoints, *(record.timestamp for record in others)])
     history = {

@@ -1,11 +1,9 @@
 """Every file, module and name that README, docs and the other pages mention exists. Nothing is imported."""
 
 import ast
-import importlib.util
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -91,28 +89,10 @@ def test_nothing_says_to_install_from_pypi_what_is_another_project_there() -> No
     assert told == set()
 
 
-def _size() -> Any:
-    """The module `.ci/size.py`."""
-    spec = importlib.util.spec_from_file_location("size", ROOT / ".ci/size.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_tables_of_folders_are_complete_and_give_their_lines_of_code() -> None:
+def test_the_tables_of_folders_are_complete() -> None:
     text = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
-    sizes = {
-        folder: int(lines.replace(",", "")) for folder, lines in re.findall(r"^\| `(\S+)/` .* ([\d,]+) \|$", text, re.M)
-    }
     rooms = {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("compiler/*/__init__.py")}
-    assert {*sizes} == {"flows", "tasks", "storage", "retune", *rooms}
-    counted = {folder: sum(code for _, _, code in _size().measure(ROOT / folder).values()) for folder in sizes}
-    wrong = {
-        folder: counted[folder] for folder, lines in sizes.items() if abs(counted[folder] - lines) > 50 + lines // 20
-    }
-    assert wrong == {}, "bring the table up to date"
+    assert {*re.findall(r"^\| `(\S+)/` \|", text, re.M)} == {"flows", "tasks", "storage", "retune", *rooms}
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert {
         folder

@@ -397,8 +397,8 @@ def test_our_packages_are_imported_as_parts_of_retune(folder: str) -> None:
 
 TVM_FORMS = (
     "compiler/tvm/auto_scheduler/",
-    "compiler/tvm/debug_module.py",
-    "compiler/tvm/graph_module.py",
+    "compiler/tvm/debug_executor.py",
+    "compiler/tvm/graph_executor.py",
     "compiler/runtime/timing.py",
     "compiler/core/target.py",
     "compiler/te/extern.py",

@@ -37,7 +37,7 @@ from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.executor.params import load_param_dict, save_param_dict
 from retune.compiler.runtime.ffi.container import load_json, save_json
 from retune.compiler.runtime.ffi.module import Module
-from retune.compiler.tvm.graph_module import create
+from retune.compiler.tvm.graph_executor import create
 
 
 def _graphs() -> list[bytes]:

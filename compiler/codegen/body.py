@@ -11,18 +11,7 @@ from retune.compiler.codegen.vector_loops import is_roomy, plan_vector_loop
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.dims import Dim
 from retune.compiler.ir.expr import Buffer, Load, Var, dim_expr
-from retune.compiler.ir.stmt import (
-    Allocate,
-    Block,
-    For,
-    If,
-    Invoke,
-    Let,
-    LoopKind,
-    Stmt,
-    Store,
-    Together,
-)
+from retune.compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopKind, Stmt, Store, Together
 
 
 class BodyEmitter(ExpressionEmitter):

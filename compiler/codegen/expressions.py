@@ -4,6 +4,8 @@ A value is a vector exactly when it varies with the active vector loop. The side
 additional reads.
 """
 
+from collections.abc import Iterator
+
 from retune.compiler.codegen.arithmetic import arithmetic
 from retune.compiler.codegen.byte_tables import byte_index, is_byte_table, look_up
 from retune.compiler.codegen.conditions import holds
@@ -16,7 +18,7 @@ from retune.compiler.codegen.values import Address, Scalar, Value
 from retune.compiler.codegen.vector_builder import VectorBuilder
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Call, Cast, Const, Dot, Expr, Load, Not, Select, Var
-from retune.compiler.ir.visit import children, parts
+from retune.compiler.ir.visit import children, of_type, parts
 
 _GATHERED = ("float32", "float64", "int32", "uint32", "int64", "uint64")
 """The types of elements that AVX-512 gathers."""
@@ -224,16 +226,6 @@ def _read_always(choice: Select) -> set[Expr]:
     return {*condition, *({*then} & {*otherwise})}
 
 
-def _unconditional(expr: Expr) -> list[Load]:
+def _unconditional(expr: Expr) -> Iterator[Load]:
     """The loads that evaluating an expression makes, whatever its own choices."""
-    loads: list[Load] = []
-    stack, seen = [expr], {id(expr)}
-    while stack:
-        node = stack.pop()
-        if isinstance(node, Load):
-            loads.append(node)
-        for child in (node.condition,) if isinstance(node, Select) else children(node):
-            if id(child) not in seen:
-                seen.add(id(child))
-                stack.append(child)
-    return loads
+    return of_type(Load, parts(expr, lambda node: (node.condition,) if isinstance(node, Select) else children(node)))

@@ -196,9 +196,7 @@ class TuneOptions(SchedulerOptions):
     )
     target: str | None = option(None, "target text, such as 'llvm -mcpu=znver4'; this machine when unset", MACHINE)
     fleet: str | None = option(
-        None,
-        "workers that build and time: dask[://HOST:PORT], prefect; this machine when unset",
-        FLEET,
+        None, "workers that build and time: dask[://HOST:PORT], prefect; this machine when unset", FLEET
     )
     on_device: str | None = option(
         None, "key of the fleet's device that programs are timed on; cpu when unset", FLEET, setting="device", flag="on"

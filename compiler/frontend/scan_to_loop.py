@@ -53,10 +53,7 @@ class _NodeWriter:
 
 
 def scan_to_loop(
-    scan: onnx.NodeProto,
-    types: Mapping[str, Param],
-    constant: Callable[[Array, str], str],
-    fresh: Callable[[str], str],
+    scan: onnx.NodeProto, types: Mapping[str, Param], constant: Callable[[Array, str], str], fresh: Callable[[str], str]
 ) -> tuple[list[onnx.NodeProto], list[Param]]:
     """The nodes in place of a Scan, whose results keep their names, and the types of new values.
 
@@ -114,11 +111,7 @@ def _check_length(writer: _NodeWriter, sequence: Param, axis: int, length: str) 
 
 
 def _emit_outputs(
-    writer: _NodeWriter,
-    scan: onnx.NodeProto,
-    attributes: Mapping[str, Any],
-    first: int,
-    types: Mapping[str, Param],
+    writer: _NodeWriter, scan: onnx.NodeProto, attributes: Mapping[str, Any], first: int, types: Mapping[str, Param]
 ) -> list[str]:
     """Emit the reversals and transpositions that make the scan's outputs of the loop's results, and return their names.
 

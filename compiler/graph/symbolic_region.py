@@ -86,12 +86,7 @@ class SymbolicRegion(Region):
             guards = [guard.to_json() for guard in variant.guards]
             rows.append({"graph": head, "guards": guards, "constants": sorted(variant.constants)})
             arrays |= {f"variants/{number}/{index}.npy": array for index, array in enumerate(constants)}
-        head = {
-            "name": self.name,
-            **self._description(),
-            "origin": self.origin.kind,
-            "variants": rows,
-        }
+        head = {"name": self.name, **self._description(), "origin": self.origin.kind, "variants": rows}
         parts = {"region.json": head, "origin": self.origin.data, **arrays}
         return archive_bytes(_ARCHIVE, _VERSION, parts, compress=True)
 

@@ -21,27 +21,13 @@ def _truncated_quotient(lhs: Array, rhs: Array) -> Array:
 
 
 BINARY: dict[BinaryOp, Callable[[Array, Array], Array]] = {
-    BinaryOp.ADD: np.add,
-    BinaryOp.SUB: np.subtract,
-    BinaryOp.MUL: np.multiply,
-    BinaryOp.DIV: _truncated_quotient,
-    BinaryOp.FLOORDIV: np.floor_divide,
-    BinaryOp.FLOORMOD: np.mod,
-    BinaryOp.MIN: np.minimum,
-    BinaryOp.MAX: np.maximum,
-    BinaryOp.FMAX: np.fmax,
-    BinaryOp.AND: np.logical_and,
-    BinaryOp.OR: np.logical_or,
-    BinaryOp.EQ: np.equal,
-    BinaryOp.NE: np.not_equal,
-    BinaryOp.LT: np.less,
-    BinaryOp.LE: np.less_equal,
-    BinaryOp.BIT_AND: np.bitwise_and,
-    BinaryOp.BIT_OR: np.bitwise_or,
-    BinaryOp.BIT_XOR: np.bitwise_xor,
-    BinaryOp.SHL: np.left_shift,
+    BinaryOp.ADD: np.add, BinaryOp.SUB: np.subtract, BinaryOp.MUL: np.multiply, BinaryOp.DIV: _truncated_quotient,
+    BinaryOp.FLOORDIV: np.floor_divide, BinaryOp.FLOORMOD: np.mod, BinaryOp.MIN: np.minimum, BinaryOp.MAX: np.maximum,
+    BinaryOp.FMAX: np.fmax, BinaryOp.AND: np.logical_and, BinaryOp.OR: np.logical_or, BinaryOp.EQ: np.equal,
+    BinaryOp.NE: np.not_equal, BinaryOp.LT: np.less, BinaryOp.LE: np.less_equal, BinaryOp.BIT_AND: np.bitwise_and,
+    BinaryOp.BIT_OR: np.bitwise_or, BinaryOp.BIT_XOR: np.bitwise_xor, BinaryOp.SHL: np.left_shift,
     BinaryOp.SHR: np.right_shift,
-}
+}  # fmt: skip
 """The result of an operator on two arrays whose shapes broadcast; callers silence overflow and division by zero."""
 
 # NumPy has no erf; that of Python is in float64.

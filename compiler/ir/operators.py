@@ -48,24 +48,11 @@ LOGICAL = frozenset({BinaryOp.AND, BinaryOp.OR})
 SHIFTS = frozenset({BinaryOp.SHL, BinaryOp.SHR})
 BITWISE = SHIFTS | {BinaryOp.BIT_AND, BinaryOp.BIT_OR, BinaryOp.BIT_XOR}
 SYMBOLS = {
-    BinaryOp.ADD: "+",
-    BinaryOp.SUB: "-",
-    BinaryOp.MUL: "*",
-    BinaryOp.DIV: "/",
-    BinaryOp.FLOORDIV: "//",
-    BinaryOp.FLOORMOD: "%",
-    BinaryOp.AND: "and",
-    BinaryOp.OR: "or",
-    BinaryOp.EQ: "==",
-    BinaryOp.NE: "!=",
-    BinaryOp.LT: "<",
-    BinaryOp.LE: "<=",
-    BinaryOp.BIT_AND: "&",
-    BinaryOp.BIT_OR: "|",
-    BinaryOp.BIT_XOR: "^",
-    BinaryOp.SHL: "<<",
-    BinaryOp.SHR: ">>",
-}
+    BinaryOp.ADD: "+", BinaryOp.SUB: "-", BinaryOp.MUL: "*", BinaryOp.DIV: "/", BinaryOp.FLOORDIV: "//",
+    BinaryOp.FLOORMOD: "%", BinaryOp.AND: "and", BinaryOp.OR: "or", BinaryOp.EQ: "==", BinaryOp.NE: "!=",
+    BinaryOp.LT: "<", BinaryOp.LE: "<=", BinaryOp.BIT_AND: "&", BinaryOp.BIT_OR: "|", BinaryOp.BIT_XOR: "^",
+    BinaryOp.SHL: "<<", BinaryOp.SHR: ">>",
+}  # fmt: skip
 
 FOLD: dict[BinaryOp, Callable[[Any, Any], Any]] = {
     BinaryOp.ADD: lambda a, b: a + b,

@@ -4,7 +4,7 @@ A rewrite returns a node that does not change as it is. A node that occurs sever
 of a Winograd transform do, is rewritten once, and all its occurrences share the result.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import chain
 from types import UnionType
@@ -60,13 +60,13 @@ def walk(expr: Expr) -> Iterator[Expr]:
         stack.extend(children(node)[::-1])
 
 
-def parts(expr: Expr) -> Iterator[Expr]:
-    """As `walk`, but every node comes once."""
+def parts(expr: Expr, below: Callable[[Expr], Sequence[Expr]] = children) -> Iterator[Expr]:
+    """As `walk`, but every node comes once; `below` gives the nodes to visit after a node."""
     stack, seen = [expr], {id(expr)}
     while stack:
         node = stack.pop()
         yield node
-        for child in children(node)[::-1]:
+        for child in below(node)[::-1]:
             if id(child) not in seen:
                 seen.add(id(child))
                 stack.append(child)

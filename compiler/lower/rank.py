@@ -112,11 +112,7 @@ class _Sort:
         write = self._store(const(0), start + counted, start + element)
         return allocate(
             [counts],
-            block(
-                clear,
-                For(inner, length, LoopKind.SERIAL, add),
-                For(element, length, LoopKind.SERIAL, write),
-            ),
+            block(clear, For(inner, length, LoopKind.SERIAL, add), For(element, length, LoopKind.SERIAL, write)),
         )
 
     def _merges(self) -> Stmt:

@@ -26,10 +26,7 @@ def peak_kernel(threads: int, steps: int = STEPS) -> tuple[BoundKernel, float]:
     """A call of `steps` multiply-adds of each chain, on each of `threads` threads, and its GFLOP."""
     target = Target.host()
     text, lanes = peak_module(target, steps)
-    args = (
-        ArgSpec("factors", (lanes,), "float32", False),
-        ArgSpec("sums", (threads, lanes), "float32", True),
-    )
+    args = (ArgSpec("factors", (lanes,), "float32", False), ArgSpec("sums", (threads, lanes), "float32", True))
     # a = 0.5 a + 0.5 converges to 1: no overflow, no subnormal numbers, which some CPUs compute slowly.
     return _bound(text, args, threads, 0.5), 2.0 * lanes * ACCUMULATORS * steps * threads / 1e9
 

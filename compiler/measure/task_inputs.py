@@ -62,10 +62,7 @@ def register_task_input_buffer(
 
 
 def register_task_inputs(
-    workload_key: str,
-    inputs: Mapping[str, Array] | Sequence[str],
-    overwrite: bool = False,
-    save_to_file: bool = False,
+    workload_key: str, inputs: Mapping[str, Array] | Sequence[str], overwrite: bool = False, save_to_file: bool = False
 ) -> tuple[str, ...]:
     """Register arrays by name; or only names, whose arrays `get_task_input_buffer` looks up. Returns the names. Raises:
     OptionError as `register_task_input_buffer` does.

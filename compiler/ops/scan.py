@@ -16,18 +16,7 @@ import numpy as np
 from retune.compiler import te
 from retune.compiler.core.errors import DefinitionError
 from retune.compiler.ir.expr import Const, Expr, Var
-from retune.compiler.ops.op import (
-    Array,
-    Attribute,
-    FusionKind,
-    Lowered,
-    Op,
-    OpCall,
-    Operand,
-    Shape,
-    TensorType,
-    Typed,
-)
+from retune.compiler.ops.op import Array, Attribute, FusionKind, Lowered, Op, OpCall, Operand, Shape, TensorType, Typed
 from retune.compiler.ops.recurrence import with_axis
 from retune.compiler.te.scan import scan_steps
 from retune.compiler.te.tensor import MOVES_ELEMENTS, ComputeOp, Tensor, results_of

@@ -57,21 +57,9 @@ INFLATION = 100
 _INFLATED_BYTES = 1 << 20  # every part may inflate to this size
 
 DAMAGE = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    EOFError,
-    AttributeError,
-    IndexError,
-    OverflowError,
-    RuntimeError,
-    SyntaxError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+    OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, IndexError, OverflowError, RuntimeError,
+    SyntaxError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 """Errors of JSON, zip and npy readers for invalid files; deeply nested values raise RecursionError."""
 _PYTHONS_TEXT = re.compile(
     r"object (is not|has no|does not|cannot|of type)|(positional|keyword) argument|argument must|unsupported operand"

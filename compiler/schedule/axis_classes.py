@@ -7,6 +7,7 @@ it: then the results of some points of the class depend on nothing computed at o
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 from operator import attrgetter
 
@@ -81,6 +82,17 @@ class SymbolicProgram:
         if not isinstance(axis, Axis):
             return None
         return next((known for known in self.classes if (op, axis.name) in known.points), None)
+
+    def axis_rule(
+        self, new_axis: Callable[[Axis, AxisClass], Axis]
+    ) -> Callable[[ComputeOp], Callable[[Expr], Axis | None]]:
+        """The rules of `rebuild` that put `new_axis(axis, its class)` in place of each axis of a class."""
+
+        def rule(op: ComputeOp, node: Expr) -> Axis | None:
+            known = self.class_of(op, node)
+            return new_axis(node, known) if isinstance(node, Axis) and known is not None else None
+
+        return lambda op: partial(rule, op)
 
     def parallel_class(self, op: ComputeOp, axis: Expr) -> AxisClass | None:
         known = self.class_of(op, axis)

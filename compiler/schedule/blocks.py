@@ -4,7 +4,7 @@ A block computes a few neighbors along each parallel class of axes, from the cla
 computes everything, with `MOST` iterations. Loops, schedules and passes see fixed extents, and logical indices.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -59,21 +59,14 @@ def block_of(program: SymbolicProgram, sizes: Mapping[AxisClass, BlockSize], num
     their whole shapes, and are read relative to the origins where that is the same for all reads.
     """
 
-    def rule_of(op: ComputeOp) -> Callable[[Expr], Expr | None]:
-        def rule(node: Expr) -> Expr | None:
-            known = program.class_of(op, node)
-            if not isinstance(node, Axis) or known is None:
-                return None
-            return Axis(
-                f"{node.name}{MARK}{known.number}", sizes[known].points if known.is_parallel else MOST, node.kind
-            )
-
-        return rule
+    def in_block(axis: Axis, known: AxisClass) -> Axis:
+        points = sizes[known].points if known.is_parallel else MOST
+        return Axis(f"{axis.name}{MARK}{known.number}", points, axis.kind)
 
     def shape_of(op: PlaceholderOp) -> tuple[int, ...]:
         return tuple(stand_in(extent, numbers) for extent in op.shape)
 
-    return rebuild(program.tensors, shape_of, rule_of, partial(_shift, program, sizes))
+    return rebuild(program.tensors, shape_of, program.axis_rule(in_block), partial(_shift, program, sizes))
 
 
 def _shift(program: SymbolicProgram, sizes: Mapping[AxisClass, BlockSize], op: ComputeOp) -> Expr:

@@ -48,21 +48,11 @@ COUNTED = (*(f"{prefix}_{kind}" for prefix in ("float", "int") for kind in KINDS
 
 
 _CLASS = {
-    BinaryOp.ADD: "addsub",
-    BinaryOp.SUB: "addsub",
-    BinaryOp.MUL: "mul",
-    BinaryOp.DIV: "divmod",
-    BinaryOp.FLOORDIV: "divmod",
-    BinaryOp.FLOORMOD: "divmod",
-    BinaryOp.MIN: "cmp",
-    BinaryOp.MAX: "cmp",
-    BinaryOp.FMAX: "cmp",
-    BinaryOp.BIT_AND: "other",
-    BinaryOp.BIT_OR: "other",
-    BinaryOp.BIT_XOR: "other",
-    BinaryOp.SHL: "other",
-    BinaryOp.SHR: "other",
-}
+    BinaryOp.ADD: "addsub", BinaryOp.SUB: "addsub", BinaryOp.MUL: "mul", BinaryOp.DIV: "divmod",
+    BinaryOp.FLOORDIV: "divmod", BinaryOp.FLOORMOD: "divmod", BinaryOp.MIN: "cmp", BinaryOp.MAX: "cmp",
+    BinaryOp.FMAX: "cmp", BinaryOp.BIT_AND: "other", BinaryOp.BIT_OR: "other", BinaryOp.BIT_XOR: "other",
+    BinaryOp.SHL: "other", BinaryOp.SHR: "other",
+}  # fmt: skip
 _COMBINE = {"sum": "addsub", "prod": "mul", "max": "cmp", "min": "cmp", "fmax": "cmp"}
 
 

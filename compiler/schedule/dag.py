@@ -185,10 +185,7 @@ class ComputeDAG:
         return str(op_id) if len(self.nodes[op_id].tensors) == 1 else f"{op_id}.v{tensor.value_index}"
 
     def with_nodes(
-        self,
-        nodes: Sequence[Node],
-        inputs: tuple[Tensor, ...] | None = None,
-        outputs: tuple[Tensor, ...] | None = None,
+        self, nodes: Sequence[Node], inputs: tuple[Tensor, ...] | None = None, outputs: tuple[Tensor, ...] | None = None
     ) -> "ComputeDAG":
         """A graph of other operations, producers before consumers; inputs and outputs are the same by default."""
         ends = self.inputs if inputs is None else inputs, self.outputs if outputs is None else outputs

@@ -48,19 +48,11 @@ BLOCK_LOOPS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
 THREAD_LOOPS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 """Annotations of loops over the blocks of a grid, and over the threads of a block."""
 ANNOTATION_TEXT = {
-    Annotation.NONE: "for",
-    Annotation.UNROLL: "unroll",
-    Annotation.VECTORIZE: "vectorize",
-    Annotation.PARALLEL: "parallel",
-    Annotation.VTHREAD: "vthread",
-    Annotation.BLOCK_X: "blockIdx.x",
-    Annotation.BLOCK_Y: "blockIdx.y",
-    Annotation.BLOCK_Z: "blockIdx.z",
-    Annotation.THREAD_X: "threadIdx.x",
-    Annotation.THREAD_Y: "threadIdx.y",
-    Annotation.THREAD_Z: "threadIdx.z",
-    Annotation.TENSORIZE: "tensorize",
-}
+    Annotation.NONE: "for", Annotation.UNROLL: "unroll", Annotation.VECTORIZE: "vectorize",
+    Annotation.PARALLEL: "parallel", Annotation.VTHREAD: "vthread", Annotation.BLOCK_X: "blockIdx.x",
+    Annotation.BLOCK_Y: "blockIdx.y", Annotation.BLOCK_Z: "blockIdx.z", Annotation.THREAD_X: "threadIdx.x",
+    Annotation.THREAD_Y: "threadIdx.y", Annotation.THREAD_Z: "threadIdx.z", Annotation.TENSORIZE: "tensorize",
+}  # fmt: skip
 """How a loop of each kind is printed."""
 
 

@@ -22,15 +22,7 @@ from retune.compiler.schedule.default.fused_parts import FusedPart, cover_fused_
 from retune.compiler.schedule.inlining import counts_of, inlined_stages, reads_of
 from retune.compiler.schedule.linear import Linear, LoopKey, linearize
 from retune.compiler.schedule.relations import buffer_strides
-from retune.compiler.schedule.state import (
-    BLOCK_LOOPS,
-    THREAD_LOOPS,
-    Annotation,
-    Attached,
-    IterKind,
-    Number,
-    State,
-)
+from retune.compiler.schedule.state import BLOCK_LOOPS, THREAD_LOOPS, Annotation, Attached, IterKind, Number, State
 from retune.compiler.te.tensor import ComputeOp, ScanOp, Tensor
 
 _LAUNCHED = (*BLOCK_LOOPS, *THREAD_LOOPS)

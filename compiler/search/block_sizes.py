@@ -1,11 +1,10 @@
 """Sizes of blocks to try for a kernel with symbolic extents, and full blocks as programs of fixed extents."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import product
 
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.dims import Dim
-from retune.compiler.ir.expr import Expr
 from retune.compiler.lower.block_plan import BlockPlan
 from retune.compiler.schedule.axis_classes import AxisClass, SymbolicProgram
 from retune.compiler.schedule.blocks import BlockSize
@@ -81,19 +80,13 @@ def fixed_block(program: SymbolicProgram, sizes: Sizes) -> ComputeDAG | None:
             extent if known is None else sizes[known].points for extent, known in zip(op.shape, views, strict=True)
         )
 
-    def rule_of(op: ComputeOp) -> Callable[[Expr], Expr | None]:
-        def rule(node: Expr) -> Expr | None:
-            known = program.class_of(op, node)
-            if not isinstance(node, Axis) or known is None:
-                return None
-            if not known.is_parallel:
-                raise _NoBlockError
-            return Axis(node.name, sizes[known].points, node.kind)
-
-        return rule
+    def in_block(axis: Axis, known: AxisClass) -> Axis:
+        if not known.is_parallel:
+            raise _NoBlockError
+        return Axis(axis.name, sizes[known].points, axis.kind)
 
     try:
-        tensors = rebuild(program.tensors, shape_of, rule_of)
+        tensors = rebuild(program.tensors, shape_of, program.axis_rule(in_block))
     except _NoBlockError:
         return None
     return None if symbols_of(tensors) else ComputeDAG(tensors)

@@ -19,13 +19,8 @@ model's scores (B,). Higher is better; -inf rejects the program.
 """
 
 _NAMES = (
-    *mutation.MOVES,
-    mutation.CROSSOVER,
-    mutation.SAMPLE,
-    mutation.MEASURED,
-    mutation.NEIGHBOR,
-    mutation.TRANSFER,
-)
+    *mutation.MOVES, mutation.CROSSOVER, mutation.SAMPLE, mutation.MEASURED, mutation.NEIGHBOR, mutation.TRANSFER,
+)  # fmt: skip
 _ORPHANS = frozenset({mutation.SAMPLE, mutation.MEASURED, mutation.TRANSFER})
 _CODE = {name: code for code, name in enumerate(_NAMES)}
 

@@ -40,77 +40,7 @@ Arithmetic of the element types:
 
 from retune.compiler.ir.expr import const, select
 from retune.compiler.te.checks import tag_scope
-from retune.compiler.te.compute import (
-    abs,
-    acos,
-    acosh,
-    add,
-    asin,
-    asinh,
-    atan,
-    atan2,
-    atanh,
-    bits,
-    cast,
-    ceil,
-    ceildiv,
-    clz,
-    compute,
-    copysign,
-    cos,
-    cosh,
-    div,
-    equal,
-    erf,
-    exp,
-    exp2,
-    exp10,
-    expm1,
-    floor,
-    floordiv,
-    floormod,
-    fmod,
-    hypot,
-    if_then_else,
-    indexdiv,
-    indexmod,
-    isfinite,
-    isinf,
-    isnan,
-    log,
-    log1p,
-    log2,
-    log10,
-    logaddexp,
-    logical_and,
-    logical_not,
-    logical_or,
-    max_value,
-    maximum,
-    min_value,
-    minimum,
-    multiply,
-    nearbyint,
-    nextafter,
-    not_equal,
-    placeholder,
-    popcount,
-    pow,
-    power,
-    reduce_axis,
-    round,
-    rsqrt,
-    sigmoid,
-    sin,
-    sinh,
-    sqrt,
-    subtract,
-    tan,
-    tanh,
-    trunc,
-    truncdiv,
-    truncmod,
-)
+from retune.compiler.te.compute import *  # noqa: F403 - `__all__` lists the names
 from retune.compiler.te.compute import logical_and as all
 from retune.compiler.te.compute import logical_or as any
 from retune.compiler.te.extern import call_packed, extern
@@ -119,16 +49,7 @@ from retune.compiler.te.reducers import Reducer, argmax, argmin, comm_reducer, m
 from retune.compiler.te.reduction import Axis, AxisKind, Combiner, Reduce, Values, largest, smallest
 from retune.compiler.te.scan import scan
 from retune.compiler.te.symbols import instantiate, symbol
-from retune.compiler.te.tensor import (
-    ComputeOp,
-    ExternOp,
-    Handle,
-    Operation,
-    PlaceholderOp,
-    ScanOp,
-    Tensor,
-    TensorRead,
-)
+from retune.compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, PlaceholderOp, ScanOp, Tensor, TensorRead
 
 __all__ = [
     "Axis", "AxisKind", "Combiner", "ComputeOp", "ExternOp", "Handle", "Operation", "PlaceholderOp", "PrimFunc",

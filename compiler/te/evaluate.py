@@ -139,12 +139,8 @@ def _grid(axes: Sequence[Axis], rank: int) -> dict[Axis, Array]:
 
 
 _UFUNCS: dict[str, np.ufunc] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "fmax": np.fmax,
-}
+    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "fmax": np.fmax,
+}  # fmt: skip
 
 
 def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array], variables: Mapping[Var, Array]) -> list[Array]:

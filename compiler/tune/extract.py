@@ -72,22 +72,12 @@ class ExtractedNetwork(Extracted):
         self.partition = cut
 
     def compile(
-        self,
-        best: Mapping[str, TaskProgram],
-        build: BuildKernels = build_in_parallel,
-        *,
-        release: bool = False,
+        self, best: Mapping[str, TaskProgram], build: BuildKernels = build_in_parallel, *, release: bool = False
     ) -> CompiledNetwork:
         """The network with the programs `best`, as by `compile_graph`; a report says which kernels have none."""
         with suppress_dispatch_warnings():
             return compile_graph(
-                self.graph,
-                self.target,
-                best,
-                threads=self.threads,
-                cut=self.partition,
-                build=build,
-                release=release,
+                self.graph, self.target, best, threads=self.threads, cut=self.partition, build=build, release=release
             )
 
 

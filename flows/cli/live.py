@@ -39,14 +39,9 @@ from retune.flows.events import (
 
 # The columns that answer "how far, how fast" have 0; what the report shows as well needs a wider terminal.
 COLUMNS = (
-    (60, "share", 6),
-    (110, "uses", 4),
-    (0, "trials", 6),
-    (110, "default ms", 10),
-    (0, "ms", 7),
-    (96, "speedup", 7),
+    (60, "share", 6), (110, "uses", 4), (0, "trials", 6), (110, "default ms", 10), (0, "ms", 7), (96, "speedup", 7),
     (0, "GFLOP/s", 7),
-)
+)  # fmt: skip
 """Width of the terminal from which on a column is shown, its heading, and its own width."""
 
 NAME_WIDTH = 50

@@ -124,11 +124,7 @@ def code_generation() -> Finding:
         (result,) = kernel.outputs()
         kernel(*kernel.prepared(left, right), result, threads=config.usable_cores())
     except RetuneError as error:
-        return fail(
-            "compiler",
-            str(error),
-            "install what it names: libgomp1, or llvmlite once more",
-        )
+        return fail("compiler", str(error), "install what it names: libgomp1, or llvmlite once more")
     seconds = time.perf_counter() - began
     # Sums of 32 terms of [0, 1): some 32 roundings of 6e-8 are far below.
     if not np.allclose(result, left @ right, rtol=1e-4):

@@ -12,14 +12,9 @@ from retune.tasks.report.facts import RunFacts, moment
 from retune.tasks.report.svg import STYLE
 
 SECTIONS = {
-    "latency": "Latency",
-    "progress": "Progress",
-    "precision": "Precision",
-    "tasks": "Tasks",
-    "roofline": "Roofline",
-    "coverage": "Coverage",
-    "run": "The run",
-}
+    "latency": "Latency", "progress": "Progress", "precision": "Precision", "tasks": "Tasks", "roofline": "Roofline",
+    "coverage": "Coverage", "run": "The run",
+}  # fmt: skip
 """Every section of the page, by its anchor."""
 
 Cell = str | float | int

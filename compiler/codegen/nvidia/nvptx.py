@@ -53,13 +53,9 @@ _FENCE = 'call void asm sideeffect "", "~{memory}"()'
 _HALF = 1 << 31
 _SUBTARGET = Subtarget(VECTOR_BYTES, has_library=False)
 _REGISTERS = {
-    LoopKind.BLOCK_X: "ctaid.x",
-    LoopKind.BLOCK_Y: "ctaid.y",
-    LoopKind.BLOCK_Z: "ctaid.z",
-    LoopKind.THREAD_X: "tid.x",
-    LoopKind.THREAD_Y: "tid.y",
-    LoopKind.THREAD_Z: "tid.z",
-}
+    LoopKind.BLOCK_X: "ctaid.x", LoopKind.BLOCK_Y: "ctaid.y", LoopKind.BLOCK_Z: "ctaid.z", LoopKind.THREAD_X: "tid.x",
+    LoopKind.THREAD_Y: "tid.y", LoopKind.THREAD_Z: "tid.z",
+}  # fmt: skip
 """The special registers with the number of the block and of the thread."""
 
 

@@ -12,13 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import helper
 
-from retune.compiler.core.dtype import (
-    NARROW_FLOATS,
-    NARROW_INTEGERS,
-    is_float,
-    item_bits,
-    sum_type,
-)
+from retune.compiler.core.dtype import NARROW_FLOATS, NARROW_INTEGERS, is_float, item_bits, sum_type
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, cast_to, formula_of, saturate
 from retune.compiler.frontend.ops.few_bits import pack_matrix

@@ -4,8 +4,8 @@ The image is read as rows of channels, so a point costs one row per neighbor. Ne
 its border and, for zero padding, multiplied by zero.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from itertools import product
 from math import prod
 
@@ -63,17 +63,26 @@ class _Image:
         pairs = zip(coordinates, self.extents, strict=True)
         return [self.write("clip", coordinate, low=0.0, high=extent - 1.0) for coordinate, extent in pairs]
 
-    def corners(self, coordinates: Sequence[str]) -> list[tuple[list[str], str]]:
-        """The neighbors of points with their weights in linear interpolation."""
+    def neighbors(
+        self, coordinates: Sequence[str], weights_of: Callable[[str], Sequence[str]], first: int = 0
+    ) -> list[tuple[list[str], str]]:
+        """The neighbors of points and their weights. Along an axis they begin `first` after the floor of a coordinate,
+        and `weights_of` the fraction are their weights.
+        """
         write = self.write
         low = [write("floor", coordinate) for coordinate in coordinates]
-        fractions = [write("sub", coordinate, floor) for coordinate, floor in zip(coordinates, low, strict=True)]
+        columns = [weights_of(write("sub", *pair)) for pair in zip(coordinates, low, strict=True)]
         neighbors = []
-        for ups in product((0, 1), repeat=len(coordinates)):
-            neighbor = [write("add", floor, 1.0) if up else floor for floor, up in zip(low, ups, strict=True)]
-            factors = [part if up else write("sub", 1.0, part) for part, up in zip(fractions, ups, strict=True)]
+        for steps in product(range(len(columns[0])), repeat=len(coordinates)):
+            offsets = [first + step for step in steps]
+            neighbor = [write("add", floor, float(by)) if by else floor for floor, by in zip(low, offsets, strict=True)]
+            factors = [column[step] for column, step in zip(columns, steps, strict=True)]
             neighbors.append((neighbor, reduce(lambda left, right: write("mul", left, right), factors)))
         return neighbors
+
+    def corners(self, coordinates: Sequence[str]) -> list[tuple[list[str], str]]:
+        """The neighbors of points with their weights in linear interpolation."""
+        return self.neighbors(coordinates, lambda fraction: [self.write("sub", 1.0, fraction), fraction])
 
     def total(self, terms: Sequence[str]) -> str:
         return reduce(lambda left, right: self.write("add", left, right), terms)
@@ -115,21 +124,6 @@ def _cubic_weights(write: Formula, fraction: str) -> list[str]:
     return [far(write("add", fraction, 1.0)), near(fraction), near(other), far(write("add", other, 1.0))]
 
 
-def _cubic_points(image: _Image, coordinates: Sequence[str]) -> list[tuple[list[str], str]]:
-    write = image.write
-    low = [write("floor", coordinate) for coordinate in coordinates]
-    weights = [
-        _cubic_weights(write, write("sub", coordinate, floor))
-        for coordinate, floor in zip(coordinates, low, strict=True)
-    ]
-    neighbors = []
-    for steps in product(range(4), repeat=len(coordinates)):
-        neighbor = [write("add", floor, step - 1.0) for floor, step in zip(low, steps, strict=True)]
-        factors = [column[step] for column, step in zip(weights, steps, strict=True)]
-        neighbors.append((neighbor, reduce(lambda left, right: write("mul", left, right), factors)))
-    return neighbors
-
-
 def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     x, grid = node.operand(builder, 0), node.operand(builder, 1)
     # Integers are weighted as floats, too; places in halves would miss elements of a large image.
@@ -169,7 +163,8 @@ def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         )
     neighbors: list[tuple[list[str], str]] = [(coordinates, "")]
     if mode != "nearest":
-        neighbors = image.corners(coordinates) if mode == "linear" else _cubic_points(image, coordinates)
+        cubic = partial(_cubic_weights, image.write)
+        neighbors = image.corners(coordinates) if mode == "linear" else image.neighbors(coordinates, cubic, -1)
     terms = []
     for neighbor, weight in neighbors:
         value = image.at(image.batches(2), image.clamp(pad(neighbor)))

@@ -32,26 +32,11 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array
 
 STANDARD: Mapping[str, Converter] = {
-    **attention.CONVERTERS,
-    **control_flow.CONVERTERS,
-    **conv_transpose.CONVERTERS,
-    **data_dependent.CONVERTERS,
-    **einsum.CONVERTERS,
-    **elementwise.CONVERTERS,
-    **indexing.CONVERTERS,
-    **logic.CONVERTERS,
-    **ngrams.CONVERTERS,
-    **nn.CONVERTERS,
-    **pool.CONVERTERS,
-    **quantized.CONVERTERS,
-    **recurrent.CONVERTERS,
-    **reduce.CONVERTERS,
-    **resize.CONVERTERS,
-    **sampling.CONVERTERS,
-    **sequences.CONVERTERS,
-    **shape.CONVERTERS,
-    **spectrum.CONVERTERS,
-}
+    **attention.CONVERTERS, **control_flow.CONVERTERS, **conv_transpose.CONVERTERS, **data_dependent.CONVERTERS,
+    **einsum.CONVERTERS, **elementwise.CONVERTERS, **indexing.CONVERTERS, **logic.CONVERTERS, **ngrams.CONVERTERS,
+    **nn.CONVERTERS, **pool.CONVERTERS, **quantized.CONVERTERS, **recurrent.CONVERTERS, **reduce.CONVERTERS,
+    **resize.CONVERTERS, **sampling.CONVERTERS, **sequences.CONVERTERS, **shape.CONVERTERS, **spectrum.CONVERTERS,
+}  # fmt: skip
 
 _OPSET = 22
 """The operator set whose operators a composition uses."""

@@ -10,14 +10,9 @@ from retune.compiler.frontend.zoo.layers import LayerWriter, round_channels
 # expansion, channels, repeats, stride of the first, kernel
 # Table 2 of Sandler et al., "MobileNetV2" (arXiv 1801.04381)
 _MOBILENET = (
-    (1, 16, 1, 1, 3),
-    (6, 24, 2, 2, 3),
-    (6, 32, 3, 2, 3),
-    (6, 64, 4, 2, 3),
-    (6, 96, 3, 1, 3),
-    (6, 160, 3, 2, 3),
+    (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 32, 3, 2, 3), (6, 64, 4, 2, 3), (6, 96, 3, 1, 3), (6, 160, 3, 2, 3),
     (6, 320, 1, 1, 3),
-)
+)  # fmt: skip
 
 
 def mobilenet_v2(

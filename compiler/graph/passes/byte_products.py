@@ -19,12 +19,9 @@ from retune.compiler.ir.dot import BYTES, OTHER_SIGN
 from retune.compiler.ops.op import broadcast_shapes
 
 PRODUCTS = {
-    "conv2d": "qconv2d",
-    "conv3d": "qconv3d",
-    "dense": "qdense",
-    "batch_matmul": "qbatch_matmul",
+    "conv2d": "qconv2d", "conv3d": "qconv3d", "dense": "qdense", "batch_matmul": "qbatch_matmul",
     "conv_transpose2d": "qconv_phases2d",
-}
+}  # fmt: skip
 """The operators that have a form for bytes, and that form."""
 # The largest product of a uint8 and an int8 has the magnitude 255 x 128.
 MOST_PRODUCTS = 2**31 // (255 * 128) - 1

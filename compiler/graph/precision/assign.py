@@ -25,15 +25,7 @@ from retune.compiler.graph.precision.encoding import (
     quantized_weight,
     times_middle,
 )
-from retune.compiler.graph.precision.layers import (
-    BFLOAT16,
-    DYNAMIC,
-    INT8,
-    MOVES,
-    Assignment,
-    channel_axis,
-    layers_of,
-)
+from retune.compiler.graph.precision.layers import BFLOAT16, DYNAMIC, INT8, MOVES, Assignment, channel_axis, layers_of
 from retune.compiler.ops import OPS, POINTWISE
 
 OPERAND_OF = "operand of "

@@ -42,8 +42,7 @@ def _peel(loop: For, ranges: Ranges) -> Stmt | None:
         return None if unrolled is loop else rewrite_inside(unrolled, {For: _peel}, ranges)
     last: dict[Expr, Expr] = {loop.var: const(loop.extent - 1)}
     return block(
-        replace(unrolled, extent=loop.extent - 1, body=body),
-        map_exprs(loop.body, lambda expr: substitute(expr, last)),
+        replace(unrolled, extent=loop.extent - 1, body=body), map_exprs(loop.body, lambda expr: substitute(expr, last))
     )
 
 

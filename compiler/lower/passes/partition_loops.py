@@ -94,12 +94,17 @@ def _around(stmt: For | Let | If | Allocate, body: Stmt) -> Stmt:
 
 
 def _guard(stmt: If, ranges: Ranges, budget: int) -> Stmt:
-    decisions = {condition: decide_condition(condition, ranges) for condition in conjuncts(stmt.condition)}
-    if False in decisions.values():
+    unknown = _unknown_parts(stmt.condition, ranges)
+    if unknown is None:
         return _NOTHING
     body = _visit(stmt.body, ranges, budget)
-    unknown = [condition for condition, holds in decisions.items() if holds is None]
     return body if body == _NOTHING or not unknown else If(_all(unknown), body)
+
+
+def _unknown_parts(condition: Expr, ranges: Ranges) -> list[Expr] | None:
+    """The parts of a condition that the ranges do not decide; None where one of them never holds."""
+    decisions = {part: decide_condition(part, ranges) for part in conjuncts(condition)}
+    return None if False in decisions.values() else [part for part, holds in decisions.items() if holds is None]
 
 
 def _split(loop: For, ranges: Ranges, budget: int) -> Stmt:
@@ -243,11 +248,11 @@ def _simpler(expr: Expr, ranges: Ranges) -> Expr:
     """The expression without the choices that are decided."""
 
     def rule(node: Select) -> Expr | None:
-        decisions = {condition: decide_condition(condition, ranges) for condition in conjuncts(node.condition)}
-        if False in decisions.values():
+        unknown = _unknown_parts(node.condition, ranges)
+        if unknown is None:
             return node.otherwise
-        unknown = [condition for condition, holds in decisions.items() if holds is None]
-        return None if len(unknown) == len(decisions) else select(_all(unknown), node.then, node.otherwise)
+        is_same = len(unknown) == len(set(conjuncts(node.condition)))
+        return None if is_same else select(_all(unknown), node.then, node.otherwise)
 
     return replace_nodes(expr, Select, rule) if has(Select, expr) else expr
 

@@ -42,19 +42,9 @@ _BYTES_PER_CYCLE = {"traffic_64k": 48.0, "traffic_1m": 28.0, "traffic_8m": 20.0}
 """Sustained bandwidth to a core from beyond a cache of this capacity."""
 
 _COST = {
-    "float_mad": 1.0,
-    "float_addsub": 1.0,
-    "float_mul": 1.0,
-    "float_divmod": 16.0,
-    "float_cmp": 1.0,
-    "float_math": 20.0,
-    "int_mad": 3.0,
-    "int_addsub": 1.0,
-    "int_mul": 2.0,
-    "int_divmod": 64.0,
-    "int_cmp": 1.0,
-    "int_math": 20.0,
-}
+    "float_mad": 1.0, "float_addsub": 1.0, "float_mul": 1.0, "float_divmod": 16.0, "float_cmp": 1.0, "float_math": 20.0,
+    "int_mad": 3.0, "int_addsub": 1.0, "int_mul": 2.0, "int_divmod": 64.0, "int_cmp": 1.0, "int_math": 20.0,
+}  # fmt: skip
 """Vector operations per operation on a vector: functions are polynomials, products of wide integers take two, a
 quotient blocks its unit.
 """

@@ -24,14 +24,10 @@ _OTHER_TENSOR_REGISTERS = 44.0
 """Registers of a thread in addition to the sums and fragments of a product on tensor cores."""
 
 _EXTENTS = {
-    "gpu_blocks_x": Annotation.BLOCK_X,
-    "gpu_blocks_y": Annotation.BLOCK_Y,
-    "gpu_blocks_z": Annotation.BLOCK_Z,
-    "gpu_threads_x": Annotation.THREAD_X,
-    "gpu_threads_y": Annotation.THREAD_Y,
-    "gpu_threads_z": Annotation.THREAD_Z,
+    "gpu_blocks_x": Annotation.BLOCK_X, "gpu_blocks_y": Annotation.BLOCK_Y, "gpu_blocks_z": Annotation.BLOCK_Z,
+    "gpu_threads_x": Annotation.THREAD_X, "gpu_threads_y": Annotation.THREAD_Y, "gpu_threads_z": Annotation.THREAD_Z,
     "gpu_vthreads": Annotation.VTHREAD,
-}
+}  # fmt: skip
 _BOUND = frozenset(_EXTENTS.values())
 
 

@@ -67,52 +67,20 @@ ANNOTATION_NAMES = tuple(
     for what in ("num", "prod", "len", *POSITIONS)
 )
 BUFFER_FIELDS = (
-    "read",
-    "write",
-    "read_write",
-    "bytes",
-    "unique_bytes",
-    "lines",
-    "unique_lines",
-    "loop_multiple_read",
-    "serial_multiple_read_write",
-    "no_reuse",
-    "reuse_dis_iter",
-    "reuse_dis_bytes",
-    "reuse_ct",
-    "bytes_d_reuse_ct",
-    "unique_bytes_d_reuse_ct",
-    "lines_d_reuse_ct",
-    "unique_lines_d_reuse_ct",
-    "stride",
-    "packed",
-    "local",
-)
+    "read", "write", "read_write", "bytes", "unique_bytes", "lines", "unique_lines", "loop_multiple_read",
+    "serial_multiple_read_write", "no_reuse", "reuse_dis_iter", "reuse_dis_bytes", "reuse_ct", "bytes_d_reuse_ct",
+    "unique_bytes_d_reuse_ct", "lines_d_reuse_ct", "unique_lines_d_reuse_ct", "stride", "packed", "local",
+)  # fmt: skip
 BUFFER_NAMES = tuple(f"B{index}.{field}" for index in range(BUFFERS) for field in BUFFER_FIELDS)
 INTENSITY_NAMES = tuple(f"arith_intensity_curve_{point}" for point in range(INTENSITY_POINTS))
 ALLOCATION_NAMES = ("alloc_size", "alloc_prod", "alloc_outer_prod", "alloc_inner_prod", "alloc_recompute")
 NEST_NAMES = ("outer_prod", "num_loops", "auto_unroll_max_step", "inexact")
 TILE_NAMES = (
-    "tile_rows",
-    "tile_vectors",
-    "tile_accumulators",
-    "tile_remainder_lanes",
-    "tile_idle_lanes",
-    "tile_fits",
-    "tile_spilled",
-    "tile_reduction",
-    "tile_accumulator_moves",
-    "tile_straight_line",
-    "tile_vector_loads",
-    "tile_broadcasts",
-    "tile_gathers",
-    "tile_conversions",
-    "tile_conflicts",
-    "tile_loads_per_fma",
-    "tile_vector_operations",
-    "tile_in_lanes",
-    "tile_dot_width",
-)
+    "tile_rows", "tile_vectors", "tile_accumulators", "tile_remainder_lanes", "tile_idle_lanes", "tile_fits",
+    "tile_spilled", "tile_reduction", "tile_accumulator_moves", "tile_straight_line", "tile_vector_loads",
+    "tile_broadcasts", "tile_gathers", "tile_conversions", "tile_conflicts", "tile_loads_per_fma",
+    "tile_vector_operations", "tile_in_lanes", "tile_dot_width",
+)  # fmt: skip
 PARALLEL_NAMES = ("parallel_chunks", "parallel_imbalance", "parallel_threads", "parallel_grain", "parallel_time")
 MEMORY_NAMES = (
     *(f"working_set_{group}" for group in range(GROUPS)),
@@ -120,12 +88,8 @@ MEMORY_NAMES = (
     *(f"intensity_{size}" for size in CACHES),
 )
 ESTIMATE_NAMES = (
-    "estimate_arithmetic",
-    "estimate_memory",
-    "estimate_cycles",
-    "estimate_program",
-    "estimate_share",
-)
+    "estimate_arithmetic", "estimate_memory", "estimate_cycles", "estimate_program", "estimate_share",
+)  # fmt: skip
 GPU_NAMES = (
     "is_gpu",
     *(f"gpu_blocks_{axis}" for axis in "xyz"),
@@ -142,18 +106,9 @@ GPU_NAMES = (
 )
 
 FEATURE_NAMES = (
-    *OPERATION_NAMES,
-    *ANNOTATION_NAMES,
-    *BUFFER_NAMES,
-    *INTENSITY_NAMES,
-    *ALLOCATION_NAMES,
-    *NEST_NAMES,
-    *TILE_NAMES,
-    *PARALLEL_NAMES,
-    *MEMORY_NAMES,
-    *ESTIMATE_NAMES,
-    *GPU_NAMES,
-)
+    *OPERATION_NAMES, *ANNOTATION_NAMES, *BUFFER_NAMES, *INTENSITY_NAMES, *ALLOCATION_NAMES, *NEST_NAMES, *TILE_NAMES,
+    *PARALLEL_NAMES, *MEMORY_NAMES, *ESTIMATE_NAMES, *GPU_NAMES,
+)  # fmt: skip
 """Names of the columns, in order."""
 
 # The flags among the fields above: kind of access, kind of reuse, and where the buffer is stored.

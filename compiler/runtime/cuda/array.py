@@ -31,12 +31,9 @@ class _Tensor(ctypes.Structure):
     """The first fields of a DLTensor, at the beginning of a capsule's content."""
 
     _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-    )
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
+    )  # fmt: skip
 
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -88,14 +85,7 @@ class DeviceArray:
     """An array on GPU `number`; see `allocate` and `borrow`. Its methods select that GPU in any thread."""
 
     def __init__(
-        self,
-        driver: Driver,
-        stream: Stream,
-        number: int,
-        shape: Sequence[int],
-        dtype: str,
-        address: int,
-        owner: object,
+        self, driver: Driver, stream: Stream, number: int, shape: Sequence[int], dtype: str, address: int, owner: object
     ) -> None:
         self.shape = tuple(int(extent) for extent in shape)
         self.dtype = dtype

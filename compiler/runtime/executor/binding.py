@@ -27,10 +27,7 @@ def check_devices(plan: Plan, functions: Mapping[str, HostFunction], memories: i
 
 
 def bind_calls(
-    network: CompiledNetwork,
-    functions: Mapping[str, HostFunction],
-    host: HostMemory,
-    memories: Sequence[DeviceMemory],
+    network: CompiledNetwork, functions: Mapping[str, HostFunction], host: HostMemory, memories: Sequence[DeviceMemory]
 ) -> tuple[BoundCall, ...]:
     """The calls of the plan. Raises: ArtifactError when a kernel is missing or does not fit; DeviceError."""
     plan = network.plan

@@ -16,11 +16,7 @@ from retune.compiler.runtime.executor.executors import executor_of
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.runtime.executor.graph_export import export_graph
 from retune.compiler.runtime.executor.graph_import import import_graph
-from retune.compiler.runtime.executor.network import (
-    CompiledNetwork,
-    check_machine,
-    require_network,
-)
+from retune.compiler.runtime.executor.network import CompiledNetwork, check_machine, require_network
 from retune.compiler.runtime.executor.shared_library import is_shared_library, load_shared_library, write_shared_library
 from retune.compiler.runtime.ffi.host_array import HostArray
 from retune.compiler.runtime.loader import LoadedKernels, load_kernels

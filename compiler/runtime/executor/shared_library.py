@@ -11,12 +11,7 @@ from pathlib import Path
 
 from retune.compiler.runtime.archive import Archive, append_archive, reject_damage
 from retune.compiler.runtime.atomic_write import atomic_write
-from retune.compiler.runtime.executor.network import (
-    VERSION,
-    CompiledNetwork,
-    network_parts,
-    read_network,
-)
+from retune.compiler.runtime.executor.network import VERSION, CompiledNetwork, network_parts, read_network
 from retune.compiler.runtime.ffi.linking import LINKERS, link_objects
 from retune.compiler.runtime.loader import ELF, LoadedKernels, load_library
 

@@ -16,19 +16,9 @@ from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.timing import BenchmarkResult, TimedFunctions, TimeEvaluator
 
 _FUNCTIONS = (
-    "set_input",
-    "set_input_zero_copy",
-    "set_output_zero_copy",
-    "run",
-    "get_output",
-    "get_input",
-    "get_num_outputs",
-    "get_num_inputs",
-    "get_input_index",
-    "get_input_info",
-    "load_params",
-    "share_params",
-)
+    "set_input", "set_input_zero_copy", "set_output_zero_copy", "run", "get_output", "get_input", "get_num_outputs",
+    "get_num_inputs", "get_input_index", "get_input_info", "load_params", "share_params",
+)  # fmt: skip
 """The functions of an executor as a module."""
 
 

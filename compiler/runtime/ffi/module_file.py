@@ -17,13 +17,7 @@ from pathlib import Path
 
 from retune.compiler.core.errors import ArtifactError
 from retune.compiler.core.json_reader import JsonObject
-from retune.compiler.runtime.archive import (
-    DAMAGE,
-    Archive,
-    append_archive,
-    reject_damage,
-    write_archive,
-)
+from retune.compiler.runtime.archive import DAMAGE, Archive, append_archive, reject_damage, write_archive
 from retune.compiler.runtime.artifact import KernelArtifact, kernel_of, kernel_row
 from retune.compiler.runtime.atomic_write import atomic_write
 from retune.compiler.runtime.ffi.linking import LINKERS, link_objects

@@ -30,14 +30,7 @@ from retune.compiler.schedule.steps.annotate import UNROLL_PRAGMA as UNROLL_PRAG
 from retune.compiler.schedule.steps.annotate import Annotate, Pragma, StorageAlign
 from retune.compiler.schedule.steps.base import Step, dump_steps, load_steps, step_from_row, steps_of
 from retune.compiler.schedule.steps.block import Block, SizeLimit, programs_of
-from retune.compiler.schedule.steps.loops import (
-    FollowFusedSplit,
-    FollowSplit,
-    Fuse,
-    Reorder,
-    Split,
-    split_loop,
-)
+from retune.compiler.schedule.steps.loops import FollowFusedSplit, FollowSplit, Fuse, Reorder, Split, split_loop
 from retune.compiler.schedule.steps.place import ComputeAt, ComputeInline, ComputeRoot
 from retune.compiler.schedule.steps.stages import CacheRead, CacheWrite, Rfactor
 from retune.compiler.schedule.steps.tensor_core import AsMatmul, Pipeline

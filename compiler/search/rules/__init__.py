@@ -57,13 +57,6 @@ RULES = {CPU_SEARCH.name: CPU_RULES, GPU_SEARCH.name: GPU_RULES}
 """The derivation rules of every kind of search."""
 
 __all__ = [
-    "CPU_RULES",
-    "GPU_RULES",
-    "OURS",
-    "RULES",
-    "PreloadCustomSketchRule",
-    "SketchContext",
-    "SketchRule",
-    "Verdict",
+    "CPU_RULES", "GPU_RULES", "OURS", "RULES", "PreloadCustomSketchRule", "SketchContext", "SketchRule", "Verdict",
     "search_kind",
-]
+]  # fmt: skip

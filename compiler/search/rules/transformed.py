@@ -15,15 +15,7 @@ from retune.compiler.ops.winograd import TRANSFORMED
 from retune.compiler.schedule.default.cpu import inlined_by_default
 from retune.compiler.schedule.default.row_blocks import BlockTiles, find_row_blocks, placed_in_blocks
 from retune.compiler.schedule.state import Annotation, IterKind, State
-from retune.compiler.schedule.steps import (
-    Annotate,
-    ComputeAt,
-    ComputeInline,
-    FollowSplit,
-    Reorder,
-    Split,
-    Step,
-)
+from retune.compiler.schedule.steps import Annotate, ComputeAt, ComputeInline, FollowSplit, Reorder, Split, Step
 from retune.compiler.search.rules.base import SketchContext, Verdict
 from retune.compiler.te.tensor import ComputeOp
 

@@ -16,12 +16,7 @@ from dataclasses import dataclass, field, replace
 from retune.compiler.core.errors import ArtifactError, OptionError
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import made_for
-from retune.compiler.graph.precision.layers import (
-    FLOAT32,
-    INT8,
-    is_quantized,
-    layers_of,
-)
+from retune.compiler.graph.precision.layers import FLOAT32, INT8, is_quantized, layers_of
 from retune.compiler.measure.processes.device_lock import device_lock
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.executor.network import check_cpu

@@ -44,12 +44,7 @@ class ApplyHistoryBest(dispatch.ApplyHistoryBest):
     """
 
     def __init__(
-        self,
-        records: Any,
-        n_lines: int | None = None,
-        include_compatible: bool = False,
-        *,
-        layout: int | None = None,
+        self, records: Any, n_lines: int | None = None, include_compatible: bool = False, *, layout: int | None = None
     ) -> None:
         super().__init__(None, None, include_compatible, layout=layout)
         self.load(records, n_lines)

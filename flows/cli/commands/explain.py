@@ -67,7 +67,5 @@ def _say_stages(output: Output, explained: Sequence[Explanation], stage: str) ->
     for entry in explained:
         text = entry.stage(stage)
         output.say(
-            text.rstrip() if len(explained) == 1 else f"== {entry.name}\n{text.rstrip()}",
-            kernel=entry.name,
-            text=text,
+            text.rstrip() if len(explained) == 1 else f"== {entry.name}\n{text.rstrip()}", kernel=entry.name, text=text
         )

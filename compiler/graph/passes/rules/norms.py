@@ -66,8 +66,7 @@ def _write_normalize(*, centred: bool) -> Write:
 NORMS = (
     RewriteRule(Product((_CENTERED,), denominators=(_DEVIATION,), others="scale"), _write_normalize(centred=True)),
     RewriteRule(
-        Sum((Product((X, _FACTOR)), Product((_MEAN, _FACTOR), -1.0), Capture("bias"))),
-        _write_normalize(centred=True),
+        Sum((Product((X, _FACTOR)), Product((_MEAN, _FACTOR), -1.0), Capture("bias"))), _write_normalize(centred=True)
     ),
     RewriteRule(Sum((Product((X, _FACTOR)), Product((_MEAN, _FACTOR), -1.0))), _write_normalize(centred=True)),
     RewriteRule(Product((X,), denominators=(_ROOT_MEAN_SQUARE,), others="scale"), _write_normalize(centred=False)),

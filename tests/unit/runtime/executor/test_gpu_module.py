@@ -23,7 +23,7 @@ from retune.compiler.runtime.executor.library import Library
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.executor.params import save_param_dict
 from retune.compiler.runtime.executor.plan import BufferKind, BufferSpec, Call, Plan
-from retune.compiler.tvm.graph_module import GraphModule, create
+from retune.compiler.tvm.graph_executor import GraphModule, create
 from tests.support.fake_cuda import FakeDriver
 from tests.support.gpu_network import network_with_gpu, plan_of
 
