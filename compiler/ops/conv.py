@@ -142,17 +142,17 @@ def _byte_convolution(call: OpCall, rank: int) -> Lowered:
     """Bytes of any signs give int32. Up to three channels that only the weight has are padding; its taps outside the
     attribute `window` multiply zeros.
     """
-    require_byte(call, "pad_value", call.types[0].dtype)
+    require_pad_byte(call, call.types[0].dtype)
     require_bytes(call)
     # Dot products sum four bytes: missing channels read the padding, whose weights are zero.
     return _lower(call, _geometry(call, rank, _filled_channels(call, 4)), "int32")
 
 
-def require_byte(call: OpCall, key: str, dtype: str) -> None:
-    """The attribute `key` must be a number of the type of bytes `dtype`."""
+def require_pad_byte(call: OpCall, dtype: str) -> None:
+    """`pad_value` must be a number of the type of bytes `dtype`."""
     limits = (-128, 127) if dtype == "int8" else (0, 255)
-    value = call.integer(key)
-    call.require(limits[0] <= value <= limits[1], f"{key} {value} is no {dtype}")
+    value = call.integer("pad_value")
+    call.require(limits[0] <= value <= limits[1], f"pad_value {value} is no {dtype}")
 
 
 def _lower(call: OpCall, geometry: _Geometry, dtype: str) -> Lowered:
@@ -311,11 +311,11 @@ def _convolution_array(call: OpCall, arrays: Sequence[Array]) -> Array:
         weight = weight[..., None, :]
     windows = window_view(call, channels_last(call, x), weight.shape[:rank], call.ints("dilations"), fill)
     windows = np.moveaxis(windows, rank + 1, -1)
-    taken, made = weight.shape[-2], weight.shape[-1] // groups
+    inputs, outputs = weight.shape[-2], weight.shape[-1] // groups
     parts = [
         np.tensordot(
-            windows[..., g * taken : (g + 1) * taken],
-            weight[..., g * made : (g + 1) * made],
+            windows[..., g * inputs : (g + 1) * inputs],
+            weight[..., g * outputs : (g + 1) * outputs],
             axes=(tuple(range(rank + 1, 2 * rank + 2)), tuple(range(rank + 1))),
         )
         for g in range(groups)

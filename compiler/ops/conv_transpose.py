@@ -16,8 +16,8 @@ from retune.compiler.ops.conv import (
     channels_last,
     from_channels_last,
     is_channels_last,
-    require_byte,
     require_layout,
+    require_pad_byte,
     zero_padded,
 )
 from retune.compiler.ops.matmul import require_bytes
@@ -136,7 +136,7 @@ def _byte_phases(call: OpCall) -> Lowered:
     """As `_conv_phases2d`, of bytes: what lies outside of the input is `pad_value`, sums are int32."""
     x, weight = call.types
     require_bytes(call)
-    require_byte(call, "pad_value", x.dtype)
+    require_pad_byte(call, x.dtype)
     like = TensorType(weight.shape, x.dtype)
     shape = _conv_phases2d(replace(call, types=(x, like))).shape
     return Lowered(shape, "int32", lambda data, taps: _phases(call, shape, "int32", data, taps))

@@ -123,7 +123,7 @@ class KernelSequence:
         self._count = ctypes.c_int64(len(self._kernels))
         team = max((kernel.threads for kernel in kernels if kernel.is_parallel), default=1)
         # Threads that a Python function starts while the caller is bound would inherit its share.
-        is_free = any(kernel.calls_back for kernel in kernels) or not thread_places.decides()
+        is_free = any(kernel.calls_back for kernel in kernels) or not thread_places.binds_threads()
         self._team = 1 if is_free else team
         self._function = _loop()
 

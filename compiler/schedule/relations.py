@@ -1,4 +1,4 @@
-"""Extents of the loops that axes were split and fused into, and the axes as values over the remaining loops.
+"""What splits and fusions make of axes: the extents of the new loops, and each axis as an expression of them.
 
 Extents are polymorphic, as in `State`.
 """

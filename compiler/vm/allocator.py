@@ -18,10 +18,10 @@ from retune.compiler.runtime.buffers import address, aligned_array, raw_memory
 POOLED, NAIVE = "pooled", "naive"
 # TVM's pool rounds to the same; larger steps would waste more, smaller ones fit fewer requests.
 _PAGE = 4096
-# At most a fifth of a block is wasted.
 _SLACK = 1.25
-"""A block that is so many times as large as what is asked for may serve: lengths that grow by one would else keep a
-block each."""
+"""The largest block that serves a request, as a multiple of it: a fifth of a block is wasted at most. Without slack,
+lengths that grow by one would keep a block each.
+"""
 
 _KEPT = 4
 """Memory that is kept, in terms of the most that was in use: a few sets of shapes may alternate."""

@@ -114,7 +114,7 @@ def _max_indices(builder: GraphBuilder, node: OnnxNode, x: str) -> str:
     seen = write("where", builder.constant(inside, "inside"), seen, lowest)
     tap = write("arg_max", seen, axis=2, keepdims=False)
     start = builder.constant(np.arange(read.shape[0]) * read.shape[1], "start")
-    flat = builder.constant(numbers.ravel(), "told")
+    flat = builder.constant(numbers.ravel(), "numbers")
     within = write("gather", flat, write("add", tap, start), axis=0)
     planes = builder.constant(np.arange(n * channels).reshape(-1, 1) * area, "plane")
     return write("reshape", write("add", within, planes), shape=(n, channels, *outputs))

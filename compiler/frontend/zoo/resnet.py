@@ -52,14 +52,14 @@ def stages(
     width: int,
 ) -> onnx.ModelProto:
     """What follows the stem: stages of `blocks` blocks with twice the channels each, and the classifier."""
-    taken = width
+    inputs = width
     for stage, count in enumerate(blocks):
         inner = width * 2**stage
         for number in range(count):
             stride = 2 if stage > 0 and number == 0 else 1
-            x = block(write, x, (taken, inner), stride, f"layer{stage + 1}_{number}")
-            taken = inner * expansion
-    return write.classify(x, taken, output)
+            x = block(write, x, (inputs, inner), stride, f"layer{stage + 1}_{number}")
+            inputs = inner * expansion
+    return write.classify(x, inputs, output)
 
 
 def conv_bn(
@@ -78,22 +78,22 @@ def conv_bn(
 
 def basic_block(write: LayerWriter, x: str, channels: tuple[int, int], stride: int, name: str) -> str:
     """Two convolutions of extent 3 and the shortcut; the branch's gain keeps the sum of the two near unit variance."""
-    taken, made = channels
+    inputs, outputs = channels
     branch = conv_bn(write, x, channels, 3, f"{name}_a", stride=stride)
     branch = write.node("Relu", [branch], f"{name}_a_relu")
-    branch = conv_bn(write, branch, (made, made), 3, f"{name}_b", gain=0.5)
-    shortcut = x if taken == made else conv_bn(write, x, channels, 1, f"{name}_down", stride=stride)
+    branch = conv_bn(write, branch, (outputs, outputs), 3, f"{name}_b", gain=0.5)
+    shortcut = x if inputs == outputs else conv_bn(write, x, channels, 1, f"{name}_down", stride=stride)
     return write.node("Relu", [write.node("Add", [branch, shortcut], f"{name}_add")], f"{name}_relu")
 
 
 def _bottleneck(write: LayerWriter, x: str, channels: tuple[int, int], stride: int, name: str) -> str:
     """1x1 down to the stage's channels, 3x3, 1x1 up to four times as many, and the shortcut."""
-    taken, inner = channels
-    made = inner * _EXPANSION
-    branch = conv_bn(write, x, (taken, inner), 1, f"{name}_a")
+    inputs, inner = channels
+    outputs = inner * _EXPANSION
+    branch = conv_bn(write, x, (inputs, inner), 1, f"{name}_a")
     branch = write.node("Relu", [branch], f"{name}_a_relu")
     branch = conv_bn(write, branch, (inner, inner), 3, f"{name}_b", stride=stride)
     branch = write.node("Relu", [branch], f"{name}_b_relu")
-    branch = conv_bn(write, branch, (inner, made), 1, f"{name}_c", gain=0.5)
-    shortcut = x if taken == made else conv_bn(write, x, (taken, made), 1, f"{name}_down", stride=stride)
+    branch = conv_bn(write, branch, (inner, outputs), 1, f"{name}_c", gain=0.5)
+    shortcut = x if inputs == outputs else conv_bn(write, x, (inputs, outputs), 1, f"{name}_down", stride=stride)
     return write.node("Relu", [write.node("Add", [branch, shortcut], f"{name}_add")], f"{name}_relu")

@@ -119,7 +119,7 @@ point to them, so they stay.
 
 
 @cache
-def decides() -> bool:
+def binds_threads() -> bool:
     """Whether threads are bound here: not if the user's environment places them, or lets them sleep."""
     is_free = config.user_places_threads() or config.threads_sleep_at_once()
     return not is_free and max(os.sched_getaffinity(0)) < _CPUS

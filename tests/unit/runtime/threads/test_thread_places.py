@@ -127,7 +127,7 @@ def test_what_the_environment_says_of_places_wins(variable: str) -> None:
     _python(
         _RUN
         + """
-assert not thread_places.decides()
+assert not thread_places.binds_threads()
 thread_places.place_threads = None
 run()
 """,
