@@ -68,10 +68,6 @@ def build_symbolic(
     return kernel if isinstance(kernel, Unsupported) else KernelFunction(load_kernels([kernel])[name])
 
 
-def _load_on_cpu(task: SearchTask, steps: Sequence[Step], name: str) -> KernelFunction:
-    return KernelFunction(load_kernels([build_kernel(task, steps, name)])[name])
-
-
 def _load_on_gpu(task: SearchTask, steps: Sequence[Step], name: str) -> CudaFunction:
     cuda = driver()
     here = cuda.devices()[0]
@@ -81,6 +77,6 @@ def _load_on_gpu(task: SearchTask, steps: Sequence[Step], name: str) -> CudaFunc
 
 
 _LOADERS: dict[str, Callable[[SearchTask, Sequence[Step], str], KernelFunction | CudaFunction]] = {
-    "llvm": _load_on_cpu,
+    "llvm": lambda task, steps, name: KernelFunction(load_kernels([build_kernel(task, steps, name)])[name]),
     "cuda": _load_on_gpu,
 }

@@ -62,7 +62,8 @@ class Canonicalize:
         # A local name hides the outer one.
         names = {old: new for old, new in outer.items() if old not in defined}
         for tensor in source.initializer:
-            names[tensor.name] = self._initializer(tensor, weights)
+            name = tensor.name
+            names[name] = name if name in weights else self.constant(_array(tensor), name)
         result = onnx.GraphProto(name=source.name)
         result.input.extend(entry for entry in source.input if entry.name not in names)
         result.value_info.extend(entry for entry in source.value_info if entry.name not in names)
@@ -71,9 +72,6 @@ class Canonicalize:
             result.output.add().CopyFrom(entry)
             result.output[-1].name = names.get(entry.name, entry.name)
         return result
-
-    def _initializer(self, tensor: onnx.TensorProto, weights: Container[str]) -> str:
-        return tensor.name if tensor.name in weights else self.constant(_array(tensor), tensor.name)
 
     def _keep(self, array: Array, name: str) -> str:
         # Reshaped because NumPy turns a scalar into an array of one dimension here; a view, so that the caller's array

@@ -1,4 +1,4 @@
-"""The interface `Measurer` of measuring candidates, its two halves `Builder` and `Runner`, and this machine's measurer.
+"""The interface `Measurer` of measuring candidates, and this machine's measurer.
 
 One `Measurement` a candidate, in order. A bad candidate is a value; MeasureError means that measuring is impossible at
 present and may be tried again.
@@ -14,7 +14,7 @@ from retune.compiler.core.closing import Closing
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import Measurement
-from retune.compiler.measure.remote.fleet import FleetRunner
+from retune.compiler.measure.remote.fleet import FleetBuilder, FleetRunner
 from retune.compiler.measure.runner import CudaRunner, LocalRunner
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
@@ -39,30 +39,9 @@ class Measurer(Protocol):
         ...
 
 
-class Builder(Protocol):
-    """Builds kernels of programs."""
-
-    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[Measurement]:
-        """One result per candidate, in order. Raises: MeasureError when nothing can be built."""
-        ...
-
-
-class Runner(Protocol):
-    """Times kernels, on one device; see `LocalRunner`."""
-
-    def run(
-        self, task: SearchTask, builds: Sequence[Measurement], best_seconds: float | None = None
-    ) -> list[Measurement]:
-        """One result per build, in order. Raises: MeasureError when nothing can be timed."""
-        ...
-
-    def compare(self, task: SearchTask, builds: Sequence[Measurement], passes: int = 7) -> list[Measurement] | None:
-        """The builds timed in turn, or None when the process was lost. Raises: MeasureError."""
-        ...
-
-    def restart(self) -> None:
-        """Time the next programs in a fresh process."""
-        ...
+Builder = LocalBuilder | FleetBuilder
+Runner = LocalRunner | FleetRunner
+"""Times kernels, on one device."""
 
 
 class LocalMeasurer(Closing):
@@ -73,7 +52,7 @@ class LocalMeasurer(Closing):
     CPUs, and everything is built before anything is timed.
     """
 
-    def __init__(self, builder: LocalBuilder, runner: LocalRunner | FleetRunner) -> None:
+    def __init__(self, builder: LocalBuilder, runner: Runner) -> None:
         self.builder = builder
         self.runner = runner
 

@@ -99,12 +99,8 @@ def _lookup(call: OpCall) -> Lowered:
     return Lowered(x.shape, table.dtype, build)
 
 
-def _lookup_array(_: OpCall, arrays: Sequence[Array]) -> Array:
-    return np.asarray(arrays[1][arrays[0].view("uint8")])
-
-
 OPERATORS = (
-    Op("lookup", 2, FusionKind.ELEMENTWISE, _lookup, _lookup_array),
+    Op("lookup", 2, FusionKind.ELEMENTWISE, _lookup, lambda _, arrays: np.asarray(arrays[1][arrays[0].view("uint8")])),
     Op("quantize", 3, FusionKind.OPAQUE, _quantize, _quantize_array, {"axis": int}),
     Op("dequantize", 3, FusionKind.OPAQUE, _dequantize, _dequantize_array, {"axis": int}),
 )

@@ -5,7 +5,7 @@ axes are spatial, every computed tensor is read along them at the reader's own p
 it: then the results of some points of the class depend on nothing computed at others, and nothing is reduced twice.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
@@ -263,14 +263,10 @@ def _join_axes(
             match node:
                 case Axis() if (known := program.class_of(op, node)) in (outer, inner):
                     return _DROPPED if known is inner else Axis(node.name, extent, node.kind)
-                case TensorRead(tensor, indices) if _DROPPED in _vars(indices):
+                case TensorRead(tensor, indices) if any(index is _DROPPED for index in indices):
                     return TensorRead(tensor, tuple(index for index in indices if index is not _DROPPED))
             return None
 
         return rule
 
     return rebuild(program.tensors, shape_of, rule_of)
-
-
-def _vars(indices: Iterable[Expr]) -> list[Var]:
-    return [index for index in indices if isinstance(index, Var)]

@@ -72,8 +72,8 @@ def network_chart(course: Sequence[tuple[float, float]], levels: Mapping[str, fl
         [latency * 1e3 for _, latency in course] + [s * 1e3 for s in shown.values()], frame.bottom, frame.top, log=True
     )
     colors = {name: contender_color(name, index) for index, name in enumerate(shown)}
-    parts = [*svg_legend(frame.left, {"estimate": TUNED}, 4), *frame.axes(x, y)]
-    parts += svg_legend(frame.left + 110, colors, 4, 110, DASHES)
+    parts = [*svg_legend(frame.left, {"estimate": TUNED}), *frame.axes(x, y)]
+    parts += svg_legend(frame.left + 110, colors, 110, DASHES)
     for name, seconds in shown.items():
         level = y(seconds * 1e3)
         parts.append(polyline([(frame.left, level), (frame.right, level)], colors[name], dashes=DASHES))
@@ -92,8 +92,8 @@ def precision_chart(choice: PrecisionChoice) -> str:
     level, dot = choice.float32_seconds * 1e3, (max(choice.error * 100, tolerances[0] / 2), choice.seconds * 1e3)
     x = Scale.over([*tolerances, dot[0]], frame.left, frame.right, log=True)
     y = Scale.over([*latencies, level, dot[1]], frame.bottom, frame.top, zero=True)
-    parts = [*svg_legend(frame.left, {"predicted": TUNED}, 4), *frame.axes(x, y)]
-    parts += svg_legend(frame.left + 110, {"float32": UNTUNED}, 4, 110, DASHES)
+    parts = [*svg_legend(frame.left, {"predicted": TUNED}), *frame.axes(x, y)]
+    parts += svg_legend(frame.left + 110, {"float32": UNTUNED}, 110, DASHES)
     parts.append(polyline([(frame.left, y(level)), (frame.right, y(level))], UNTUNED, dashes=DASHES))
     parts.append(polyline(_make_steps([*zip(map(x, tolerances), map(y, latencies), strict=True)]), TUNED, width=2))
     label = f"chosen: {milliseconds(choice.seconds)} ms, error {choice.error:.2%}"
@@ -144,8 +144,8 @@ def roofline_chart(kernels: Sequence[KernelRow], limits: MachineLimits | None) -
     y = Scale.over([*speeds, limits.peak_gflops], frame.bottom, frame.top, log=True)
     names = [f"memory, {limits.memory_gbs:.0f} GB/s", f"caches, {limits.cache_gbs:.0f} GB/s"]
     colors = {name: color_of(index) for index, name in enumerate(names, 3)}
-    parts = [*frame.axes(x, y), *svg_legend(frame.left, {"kernels": TUNED}, 4)]
-    parts += svg_legend(frame.left + 90, colors, 4, 140, DASHES)
+    parts = [*frame.axes(x, y), *svg_legend(frame.left, {"kernels": TUNED})]
+    parts += svg_legend(frame.left + 90, colors, 140, DASHES)
     for color, rate in zip(colors.values(), (limits.memory_gbs, limits.cache_gbs), strict=True):
         # The roofline (Williams, Waterman, Patterson, 2009): bandwidth x intensity up to the ridge, the peak from there
         # on.

@@ -46,17 +46,15 @@ def svg_figure(title: str, width: float, height: float, parts: Iterable[str]) ->
     return "\n".join([head, *parts, "</svg>"])
 
 
-def svg_legend(
-    left: float, entries: Mapping[str, str], top: float = 26.0, step: float = LEGEND_STEP, dashes: str = ""
-) -> Iterator[str]:
+def svg_legend(left: float, entries: Mapping[str, str], step: float = LEGEND_STEP, dashes: str = "") -> Iterator[str]:
     """Names in a row, each with its color, as a box or as a dashed line; `step` is the room that each has."""
     for index, (name, color) in enumerate(entries.items()):
         x = left + step * index
         if dashes:
-            yield polyline([(x - 6, top + 5), (x + 10, top + 5)], color, width=2.5, dashes=dashes)
+            yield polyline([(x - 6, 9), (x + 10, 9)], color, width=2.5, dashes=dashes)
         else:
-            yield rect(x, top, 10, 10, color)
-        yield svg_text(x + 14, top + 9, name)
+            yield rect(x, 4, 10, 10, color)
+        yield svg_text(x + 14, 13, name)
 
 
 def svg_text(x: float, y: float, text: str, anchor: str = "start", *, muted: bool = False, size: float = 11) -> str:

@@ -107,7 +107,8 @@ def _check_calls(name: str, text: str) -> None:
 
 def _check_tensor_cores(function: DeviceFunction, target: Target, arch: str) -> None:
     """Raises: LoweringError where the GPU has no tensor cores, or the target does not allow their rounding."""
-    statements = _tensor_statements(function)
+    bodies = [kernel.body.body for kernel in function.kernels]
+    statements = [stmt for body in bodies for stmt in walk_stmt(body) if isinstance(stmt, TensorStmt)]
     if any(isinstance(stmt, Mma) for stmt in statements) and capability_of(arch) < OLDEST:
         raise LoweringError(f"{function.name}: uses tensor cores as GPUs from sm_{OLDEST} on have them, not {arch}")
     if statements and capability_of(arch) < OLDEST:
@@ -121,10 +122,6 @@ def _check_tensor_cores(function: DeviceFunction, target: Target, arch: str) -> 
             f"{function.name}: rounds float32 to tf32, which the target {target} does not allow; add -math=tf32 to it, "
             "or tune without"
         )
-
-
-def _tensor_statements(function: DeviceFunction) -> list[TensorStmt]:
-    return [stmt for kernel in function.kernels for stmt in walk_stmt(kernel.body.body) if isinstance(stmt, TensorStmt)]
 
 
 def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:

@@ -271,10 +271,6 @@ def _bit_cast(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [x.name if x.dtype == dtype else builder.emit("bits", [x.name], {"dtype": dtype}, name=node.name)]
 
 
-def _cast_like(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    return _cast_to(builder, node, node.operand(builder, 1).dtype)
-
-
 _SAME = (
     *("Abs", "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Div", "Erf", "Exp"),
     *("Floor", "Log", "Mul", "Neg", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Sqrt", "Sub"),
@@ -285,7 +281,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **{name: same(name.lower()) for name in _SAME},
     "BitCast": _bit_cast,
     "Cast": _cast,
-    "CastLike": _cast_like,
+    "CastLike": lambda builder, node: _cast_to(builder, node, node.operand(builder, 1).dtype),
     "Celu": in_float32(_celu),
     "Clip": _clip,
     "Elu": in_float32(_elu),

@@ -32,10 +32,6 @@ def _position(builder: GraphBuilder, node: OnnxNode, index: int, ends: tuple[int
     return position + length if position < 0 else position
 
 
-def _construct(_: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    return [TensorSequence(node.inputs)]
-
-
 def _insert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     parts, tensor = _parts(node), node.operand(builder, 1).name
     # A tensor may also go behind the last.
@@ -96,27 +92,19 @@ def _split(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [TensorSequence(parts)]
 
 
-def _has_element(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    return [builder.scalar(node.has_input(0), "bool")]
-
-
 def _get_element(_: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if not node.has_input(0):
         raise node.unsupported("the optional operand has no element")
     return [node.inputs[0]]
 
 
-def _optional(_: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    return [node.inputs[0] if node.has_input(0) else ""]
-
-
 CONVERTERS: Mapping[str, Converter] = {
     "ConcatFromSequence": _concat,
-    "Optional": _optional,
+    "Optional": lambda _, node: [node.inputs[0] if node.has_input(0) else ""],
     "OptionalGetElement": _get_element,
-    "OptionalHasElement": _has_element,
+    "OptionalHasElement": lambda builder, node: [builder.scalar(node.has_input(0), "bool")],
     "SequenceAt": _at,
-    "SequenceConstruct": _construct,
+    "SequenceConstruct": lambda _, node: [TensorSequence(node.inputs)],
     "SequenceEmpty": lambda _, __: [TensorSequence(())],
     "SequenceErase": _erase,
     "SequenceInsert": _insert,

@@ -62,10 +62,6 @@ def _split_allocations(stmt: Stmt) -> tuple[list[Buffer], list[Stmt]]:
     ]
 
 
-def _copy_element(store: Store, ranges: Ranges) -> Stmt | None:
-    return _copy(store, ranges, Var("lane"), 1)
-
-
 def _copy_vector(loop: For, ranges: Ranges) -> Stmt | None:
     match loop:
         case For(var=lane, kind=LoopKind.VECTOR, body=Store() as store):
@@ -77,7 +73,7 @@ def _copy_vector(loop: For, ranges: Ranges) -> Stmt | None:
     return None
 
 
-_COPIES: RulesInScope = {Store: _copy_element, For: _copy_vector}
+_COPIES: RulesInScope = {Store: lambda store, ranges: _copy(store, ranges, Var("lane"), 1), For: _copy_vector}
 
 
 def _in_pieces(loop: For, store: Store, ranges: Ranges) -> Stmt | None:

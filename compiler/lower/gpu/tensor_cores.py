@@ -177,7 +177,7 @@ class TensorBuilder(KernelBuilder):
             guards = [guard for guard in guards if guard in running]
             value = leaf.value
             for guard in ended:
-                value = _zero_unless(guard, value)
+                value = select(guard, value, const(0, value.dtype))
             leaf = Store(leaf.buffer, leaf.indices, value)
         return super().wrap(stage_id, loops, leaf, guards, around)
 
@@ -223,10 +223,6 @@ def _reads_of(op: ComputeOp) -> list[TensorRead]:
     sides = (source.lhs, source.rhs) if isinstance(source, Binary) else ()
     factors = [side.value if isinstance(side, Cast) else side for side in sides]
     return [read for read in factors if isinstance(read, TensorRead)]
-
-
-def _zero_unless(condition: Expr, value: Expr) -> Expr:
-    return select(condition, value, const(0, value.dtype))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The feature columns of the group "gpu", for statements whose loops are bound to GPU threads; 0 for others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from retune.compiler.ir.tensor_core import WARP
 from retune.compiler.model.features.buffers import Columns
 from retune.compiler.model.features.nest import Floats, Nest
 from retune.compiler.schedule.state import SHARED_SUFFIX, THREAD_LOOPS, Annotation
-from retune.compiler.schedule.statements import StageNest
 from retune.compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
 from retune.compiler.te.tensor import Tensor
 
@@ -97,12 +96,7 @@ def _extent(nest: Nest, annotation: Annotation) -> Floats:
 
 
 def _buffer_bytes(nest: Nest) -> Floats:
-    size = np.full(nest.count, float(sum(_result_bytes(nest.source))))
+    size = np.full(nest.count, float(sum(item_bytes(write.tensor.dtype) for write in nest.source.writes)))
     for extent in nest.source.write.shape:
         size = size * extent
     return size
-
-
-def _result_bytes(nest: StageNest) -> Iterator[int]:
-    for write in nest.writes:
-        yield item_bytes(write.tensor.dtype)

@@ -39,9 +39,8 @@ def executor_of(
         advice = {0: 'run it on cpu(0), or compile it for "cuda"', 1: "name it, such as cuda(0)"}.get(
             need, "name them, such as cuda(0) and cuda(1)"
         )
-        raise OptionError(
-            f"network {network.plan.name} was compiled for {_gpus(need)}, and given is {gpu_names}: {advice}"
-        )
+        needs = {0: "the CPU alone", 1: "one GPU"}.get(need, f"{need} GPUs")
+        raise OptionError(f"network {network.plan.name} was compiled for {needs}, and given is {gpu_names}: {advice}")
     check_machine(network)
     if not gpus:
         return GraphExecutor(network, threads, kernels, functions)
@@ -77,7 +76,3 @@ def gpus_of(devices: Sequence[Device]) -> tuple[GpuDevice, ...]:
         if not 0 <= device.device_id < len(known):
             raise DeviceError(f"there is no GPU number {device.device_id}; this machine has {len(known)}")
     return tuple(known[device.device_id] for device in devices)
-
-
-def _gpus(count: int) -> str:
-    return {0: "the CPU alone", 1: "one GPU"}.get(count, f"{count} GPUs")
