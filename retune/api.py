@@ -3,14 +3,14 @@
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from retune.compiler.core import config
 from retune.compiler.core.errors import ArtifactError, OptionError
-from retune.compiler.core.input_shapes import has_sizes
+from retune.compiler.core.input_shapes import has_sizes, shape_texts
 from retune.compiler.core.options import TuneOptions, flag_of, kinds_of
 from retune.compiler.driver.export import ExportedModel, exported_files
 from retune.compiler.graph.precision.layers import Assignment
@@ -71,7 +71,7 @@ def compile(
     Raises: ModelError when the model cannot be imported; OptionError, TargetError, StoreError.
     """
     home = home_of(None if store is None else str(store))
-    texts = _shape_texts(shapes)
+    texts = shape_texts(shapes)
     dynamic = dynamic or has_sizes(texts)
     known = _model_of(compile, model, args, kwargs, store, dynamic=dynamic)
     count = _thread_count(threads)
@@ -128,7 +128,7 @@ def tune(
     if callable(metric):
         raise OptionError("a function as metric is for retune.compile; a tuning run takes a name, such as 'mean'")
     if calibrate is not None and not isinstance(calibrate, str | Path):
-        inputs = ImportedNetwork(known.source, _shape_texts(shapes)).prepared().inputs
+        inputs = ImportedNetwork(known.source, shape_texts(shapes)).prepared().inputs
         calibrate = save_samples(read_samples(calibrate, inputs, 0), models_folder(store))
     named = {
         "precision": precision,
@@ -141,7 +141,7 @@ def tune(
     if unknown:
         names = ", ".join(field.name for field in fields(TuneOptions))
         raise OptionError(f"there is no option {', '.join(sorted(unknown))}; there are {names}")
-    texts = _shape_texts(shapes)
+    texts = shape_texts(shapes)
     if effort is not None and effort not in EFFORTS:
         raise OptionError(f"effort must be one of {', '.join(EFFORTS)}, not {effort!r}")
     if effort is not None and (minutes is not None or trials is not None):
@@ -216,7 +216,7 @@ def export(
     home = home_of(None if store is None else str(store))
     known = _model_of(export, model, args, kwargs, store)
     options = TuneOptions.of(config.load(), target=target, threads=_thread_count(threads))
-    return export_model(known.source, path, runtime, options, _shape_texts(shapes), home)[0]
+    return export_model(known.source, path, runtime, options, shape_texts(shapes), home)[0]
 
 
 def profile(network: Network, *args: object, **kwargs: object) -> NetworkReport:
@@ -280,18 +280,6 @@ def _thread_count(threads: int | None) -> int:
 def models_folder(store: str | Path | None) -> Path:
     """Where models that come from memory are kept as files: in the state folder of this machine."""
     return state_folder_of(None if store is None else str(store)) / "models"
-
-
-def _shape_texts(shapes: Mapping[str, Sequence[int | str]] | None) -> tuple[str, ...]:
-    """Shapes as the command line has them. Raises: OptionError."""
-    if shapes is None:
-        return ()
-    if not isinstance(shapes, Mapping):
-        raise OptionError(f"shapes map names of inputs to their extents, unlike {shapes!r:.80}")
-    for name, extents in shapes.items():
-        if isinstance(extents, str) or not isinstance(extents, Iterable):
-            raise OptionError(f"the shape of {name} must be integers such as (1, 3, 224, 224), not {extents!r:.80}")
-    return tuple(f"{name}={','.join(map(str, extents))}" for name, extents in shapes.items())
 
 
 def _flags(options: Mapping[str, object], shapes: Sequence[str], store: str | None) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from retune.compiler.core.dtype import NARROW, NARROW_FLOATS, arithmetic_type, item_bits
-from retune.compiler.core.errors import NotYetError, OptionError
+from retune.compiler.core.errors import OptionError
 from retune.compiler.runtime.archive import VM_EXECUTABLE, kind_of
 from retune.compiler.runtime.arguments import path_of
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
@@ -41,6 +41,10 @@ LARGE_BYTES = 1 << 20
 """From this size on an array is used where it lies. Binding the calls of a network to another array takes tens of
 microseconds, more than copying a smaller array.
 """
+
+
+Shapes = Mapping[str, Sequence[int | str]]
+"""Shapes of inputs by name."""
 
 
 class Signature(Protocol):
@@ -155,7 +159,7 @@ class Network:
 
     @property
     def outputs(self) -> dict[str, str]:
-        """The outputs by name, as `inputs`; empty where shapes are not known before a run."""
+        """The outputs by name, as `inputs`; an extent that is not known before a run is `?`."""
         return self._calls.outputs
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
@@ -193,17 +197,19 @@ class Network:
 
         return export_network(exported_plan(self._program), path, runtime)
 
-    def benchmark(self, *, repeat: int = 20) -> float:
-        """The median latency of `repeat` runs, in seconds, on zeros. Raises: OptionError."""
-        return self._calls.benchmark(repeat)
+    def benchmark(self, *, repeat: int = 20, shapes: Shapes | None = None) -> float:
+        """The median latency of `repeat` runs, in seconds, on zeros. Of a network of dynamic shapes `shapes` are those
+        of its inputs by name, by default the middle of its ranges. Raises: OptionError.
+        """
+        return self._calls.benchmark(repeat, shapes)
 
-    def report(self) -> NetworkReport:
-        """Where the time of a run on zeros goes, measured now. Raises: OptionError for shapes that are not known."""
-        return self._calls.report(None)
+    def report(self, *, shapes: Shapes | None = None) -> NetworkReport:
+        """Where the time of a run on zeros goes, measured now; `shapes` as for `benchmark`. Raises: OptionError."""
+        return self._calls.report(None, shapes)
 
     def profile(self, *args: object, **kwargs: object) -> NetworkReport:
         """The same for a run on the given inputs."""
-        return self._calls.report(self._signature.inputs(args, kwargs))
+        return self._calls.report(self._signature.inputs(args, kwargs), None)
 
     def __repr__(self) -> str:
         takes = ", ".join(f"{name}: {kind}" for name, kind in self.inputs.items())
@@ -240,9 +246,9 @@ class _Calls(Protocol):
 
     def run(self, values: Sequence[object], kind: "_Kind") -> list[object]: ...
 
-    def benchmark(self, repeat: int) -> float: ...
+    def benchmark(self, repeat: int, shapes: Shapes | None) -> float: ...
 
-    def report(self, values: Sequence[object] | None) -> NetworkReport: ...
+    def report(self, values: Sequence[object] | None, shapes: Shapes | None) -> NetworkReport: ...
 
 
 class _GraphCalls:
@@ -308,26 +314,39 @@ class _GraphCalls:
         finally:
             self._idle.append(executor)
 
-    def benchmark(self, repeat: int) -> float:
+    def benchmark(self, repeat: int, shapes: Shapes | None) -> float:
+        _refuse_shapes(shapes)
         # An executor of its own: that of a call may still write into the array that the call returned.
         return self._create().benchmark(TimeEvaluator(repeat=repeat, min_repeat_ms=1)).median
 
-    def report(self, values: Sequence[object] | None) -> NetworkReport:
+    def report(self, values: Sequence[object] | None, shapes: Shapes | None) -> NetworkReport:
+        _refuse_shapes(shapes)
         executor = self._create()  # as in `benchmark`
         for index, value in enumerate(values or ()):
             executor.set_input(index, _as_numpy(value))
         times = executor.profile()
         latency = executor.benchmark(TimeEvaluator(repeat=10, min_repeat_ms=1)).median
-        known = {row.name: row for row in self._library.network.coverage}
         sums: dict[str, list[float]] = {}
         for time in times:
             sums.setdefault(time.kernel, []).append(time.seconds)
-        rows = [
-            replace(known.get(kernel, KernelRow(kernel)), weight=len(seconds), best_seconds=sum(seconds) / len(seconds))
-            for kernel, seconds in sums.items()
-        ]
-        rows.sort(key=lambda row: -row.weighted_seconds)
-        return NetworkReport(self.name, executor.threads, latency, self.coverage, tuple(rows))
+        timed = {kernel: (sum(seconds), len(seconds)) for kernel, seconds in sums.items()}
+        rows = _timed_rows(self._library.network.coverage, timed)
+        return NetworkReport(self.name, executor.threads, latency, self.coverage, rows)
+
+
+def _timed_rows(known: Sequence[KernelRow], timed: Mapping[str, tuple[float, int]]) -> tuple[KernelRow, ...]:
+    """A row for each kernel, the slowest first, from the seconds of all its calls and their number."""
+    rows = {row.name: row for row in known}
+    made = (
+        replace(rows.get(kernel, KernelRow(kernel)), weight=calls, best_seconds=seconds / calls)
+        for kernel, (seconds, calls) in timed.items()
+    )
+    return tuple(sorted(made, key=lambda row: -row.weighted_seconds))
+
+
+def _refuse_shapes(shapes: Shapes | None) -> None:
+    if shapes:
+        raise OptionError("the network was compiled for fixed shapes: leave out shapes")
 
 
 class _MachineCalls:
@@ -338,7 +357,8 @@ class _MachineCalls:
         self.name = executable.program.name
         self.input_names = tuple(executable.get_function_params("main"))
         self.inputs = {param.name: str(param).removeprefix(f"{param.name}: ") for param in executable.program.inputs}
-        self.outputs: dict[str, str] = {}
+        pairs = zip(executable.program.outputs, executable.program.main.results, strict=True)
+        self.outputs = {name: str(result).removeprefix(f"{result.name}: ") for name, result in pairs}
         self.coverage = f"compiled for each shape: {', '.join(executable.per_shape) or 'nothing'}"
         self._idle: deque[VirtualMachine] = deque()
 
@@ -362,11 +382,33 @@ class _MachineCalls:
         finally:
             self._idle.append(machine)
 
-    def benchmark(self, repeat: int) -> float:  # noqa: ARG002 - as its sibling
-        raise OptionError("the network has dynamic shapes: time calls of it with inputs of the shape that you mean")
+    def benchmark(self, repeat: int, shapes: Shapes | None) -> float:
+        from retune.compiler.vm.machine import VirtualMachine
 
-    def report(self, values: Sequence[object] | None) -> NetworkReport:  # noqa: ARG002
-        raise NotYetError("the network has dynamic shapes: only one of known shapes can be profiled by kernel so far")
+        machine = VirtualMachine(self._executable)
+        values = self._zeros(shapes)
+        machine.run(*values)  # what is compiled for a shape is compiled here
+        return machine.benchmark(cpu(), *values, repeat=repeat, number=1, min_repeat_ms=1).median
+
+    def report(self, values: Sequence[object] | None, shapes: Shapes | None) -> NetworkReport:
+        from retune.compiler.vm.machine import VirtualMachine
+
+        machine = VirtualMachine(self._executable)
+        arrays = self._zeros(shapes) if values is None else [_map(_as_numpy, value) for value in values]
+        calls = machine.profile(*arrays).calls
+        latency = machine.benchmark(cpu(), *arrays, repeat=10, number=1, min_repeat_ms=1).median
+        # The operations are those of likely sizes, not of these.
+        known = [replace(row, flops=0.0) for row in self._executable.coverage]
+        timed = {str(call["Name"]): (float(call["Duration (us)"]) / 1e6, int(call["Count"])) for call in calls}
+        return NetworkReport(self.name, machine.threads, latency, self.coverage, _timed_rows(known, timed))
+
+    def _zeros(self, shapes: Shapes | None) -> list[Array]:
+        """An array for each input, of the given shapes, or in the middle of the ranges. Raises: OptionError."""
+        from retune.compiler.core.input_shapes import parse_shape, shape_texts
+        from retune.compiler.graph.sample_shapes import sample_shapes
+
+        samples = sample_shapes(self._executable.program, dict(map(parse_shape, shape_texts(shapes))))
+        return [np.zeros(shape, dtype) for dtype, shape in samples[len(samples) // 2].values()]
 
 
 class _Kind:

@@ -5,7 +5,7 @@ An extent is a number, a range, `?` for any size, or the name of a symbol, which
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,18 @@ def parse_shape(text: str) -> tuple[str, tuple[Extent, ...]]:
     return name, tuple(
         _extent(entry.strip(), text, f"dimension {axis} of {name}") for axis, entry in enumerate(entries)
     )
+
+
+def shape_texts(shapes: Mapping[str, Sequence[int | str]] | None) -> tuple[str, ...]:
+    """Shapes as the command line has them. Raises: OptionError."""
+    if shapes is None:
+        return ()
+    if not isinstance(shapes, Mapping):
+        raise OptionError(f"shapes map names of inputs to their extents, unlike {shapes!r:.80}")
+    for name, extents in shapes.items():
+        if isinstance(extents, str) or not isinstance(extents, Iterable):
+            raise OptionError(f"the shape of {name} must be integers such as (1, 3, 224, 224), not {extents!r:.80}")
+    return tuple(f"{name}={','.join(map(str, extents))}" for name, extents in shapes.items())
 
 
 def fixed_shapes(texts: Iterable[str], what: str) -> dict[str, tuple[int, ...]]:

@@ -7,18 +7,23 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
+import onnx
 import pytest
 
 import retune
 from retune.compiler.core.errors import OptionError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.vm.executable import Executable
+from retune.flows.cli.commands import serve
 from retune.flows.serving.app import make_app
 from retune.flows.serving.dynamic_model import DynamicModel, load_served
+from retune.flows.serving.model import Model
 from retune.flows.serving.queue import RequestQueue
 from tests.support.dynamic_models import floats, model, node, tensor
+from tests.support.flows.command_line import Refused, run
 from tests.support.flows.served import served
 
 WEIGHT = floats(16, 8)
@@ -152,3 +157,23 @@ def test_parts_that_are_compiled_for_each_shape_are_named(file: Path, caplog: py
         served = DynamicModel(executable)
     assert "scores is compiled for each new shape, 0.5 to 2 s: it has a scatter" in caplog.text
     check(served.run(inputs(2, 3))["y"], inputs(2, 3))
+
+
+def test_an_onnx_file_is_compiled_for_the_shapes_that_are_served(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    source = model([node("Relu", ["x"], ["y"])], [tensor("x", ["n", 4])], [tensor("y", ["n", 4])])
+    onnx.save(source, folder / "relu.onnx")
+    models: dict[str, Model] = {}
+    listening = Mock(getsockname=lambda: ("127.0.0.1", 1))
+    monkeypatch.setattr(serve, "make_app", lambda made, **_: models.update(made))
+    monkeypatch.setattr(serve, "configure", lambda *_: None)
+    monkeypatch.setattr(serve, "listen", lambda _: listening)
+    monkeypatch.setattr("uvicorn.Server", lambda _: Mock())
+    assert run(monkeypatch, "serve", "net=relu.onnx", "--shape", "x=1..3,4", "-q") == 0
+    x = floats(3, 4)
+    np.testing.assert_array_equal(models["net"].run({"x": x})["y"], np.maximum(x, 0))
+    with pytest.raises(OptionError, match="n is 4"):
+        models["net"].check({"x": floats(4, 4)})
+    retune.compile(source, dynamic=True, threads=1).save(folder / "relu.retune")
+    assert "relu.retune is compiled: --shape is for ONNX files" in refused("serve", "relu.retune", "--shape", "x=1,4")

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +10,8 @@ import numpy as np
 import typer
 
 from retune.compiler.core.errors import OptionError
-from retune.compiler.core.input_shapes import Extent, Size, parse_shape
-from retune.compiler.graph.program import Program
-from retune.compiler.graph.region import Param
+from retune.compiler.core.input_shapes import parse_shape
+from retune.compiler.graph.sample_shapes import sample_shapes
 from retune.compiler.runtime.archive import VM_EXECUTABLE, kind_of
 from retune.compiler.runtime.cuda.driver import gpus
 from retune.compiler.runtime.device import Device, device, is_gpu
@@ -100,63 +98,7 @@ def _dynamic_timings(
     machine = VirtualMachine(executable, devices, threads=threads)
     where = ", ".join(gpus()[device.device_id].identity for device in machine.devices if is_gpu(device))
     evaluator = TimeEvaluator(repeat=_REPEAT, min_repeat_ms=_REPEAT_MS)
-    for inputs in _sample(executable.program, shapes):
+    for inputs in sample_shapes(executable.program, dict(map(parse_shape, shapes))):
         arrays = {name: np.zeros(extents, dtype) for name, (dtype, extents) in inputs.items()}
         machine.set_input("main", **arrays)
         yield _Timing(inputs, machine.threads, where, machine.run, lambda: evaluator(machine.run))
-
-
-def _sample(program: Program, shapes: Sequence[str]) -> list[dict[str, tuple[str, tuple[int, ...]]]]:
-    """Types and shapes of all inputs at the smallest, a middle and the largest size of the ranges, each once.
-
-    Raises: OptionError when a shape fits no input, or an extent has neither a number nor a range.
-    """
-    ranges = {**program.ranges, **_ranges_in(program, dict(map(parse_shape, shapes)))}
-    samples: list[dict[str, tuple[str, tuple[int, ...]]]] = []
-    for sizes in (
-        {symbol: low for symbol, (low, _) in ranges.items()},
-        {symbol: round(sqrt(max(low, 1) * high)) for symbol, (low, high) in ranges.items()},
-        {symbol: high for symbol, (_, high) in ranges.items()},
-    ):
-        inputs = {param.name: (str(param.dtype), _extents(param, sizes)) for param in program.inputs}
-        if inputs not in samples:
-            samples.append(inputs)
-    return samples
-
-
-def _extents(param: Param, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    if param.dims is None or param.dtype is None:
-        raise OptionError(f"shape and type of the input {param} are not known: time the network in Python")
-    extents = []
-    for axis, dim in enumerate(param.dims):
-        size = dim if isinstance(dim, int) else sizes.get(_symbol(param, axis))
-        if size is None:
-            example = ",".join(str(dim) if isinstance(dim, int) else "1" for dim in param.dims)
-            raise OptionError(f"dimension {axis} of the input {param} has any size: choose it, such as "
-                              f"--shape {param.name}={example}")  # fmt: skip
-        extents.append(size)
-    return tuple(extents)
-
-
-def _ranges_in(program: Program, shapes: Mapping[str, Sequence[Extent]]) -> dict[str, tuple[int, int]]:
-    """The ranges of symbols that shapes of inputs give. Raises: OptionError for a shape that fits no input."""
-    params = {param.name: param for param in program.inputs}
-    ranges: dict[str, tuple[int, int]] = {}
-    for name, shape in shapes.items():
-        param = params.get(name)
-        if param is None:
-            raise OptionError(f"a shape is given for {name}, but the inputs are {', '.join(params)}")
-        dims = param.dims or ()
-        if len(dims) != len(shape) or any(isinstance(d, int) and d != e for d, e in zip(dims, shape, strict=True)):
-            raise OptionError(f"the shape given for {name} does not fit the input {param}")
-        for axis, extent in enumerate(shape):
-            bounds = extent.range if isinstance(extent, Size) else (extent, extent)
-            if bounds is not None:
-                ranges[_symbol(param, axis)] = bounds
-    return ranges
-
-
-def _symbol(param: Param, axis: int) -> str:
-    """What names an extent: its symbol, or where it is."""
-    dim = (param.dims or ())[axis]
-    return dim if isinstance(dim, str) else f"{param.name}_{axis}"

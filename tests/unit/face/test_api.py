@@ -14,7 +14,13 @@ import onnx.numpy_helper
 import pytest
 
 import retune
-from retune.compiler.core.errors import ArtifactError, DynamicShapeError, ModelFormatError, OptionError
+from retune.compiler.core.errors import (
+    ArtifactError,
+    DynamicShapeError,
+    ModelFormatError,
+    OptionError,
+    ShapeMismatchError,
+)
 from retune.compiler.runtime.buffers import aligned_copy
 from retune.compiler.vm import compile as vm_compile
 from retune.compiler.vm.kernel_store import STORE
@@ -217,6 +223,31 @@ def test_a_dynamic_network_takes_every_length_and_can_be_saved(tmp_path: Path) -
     for rows in (1, 5):
         for network in (fast, loaded):
             np.testing.assert_allclose(network(_input(rows)), _input(rows) @ WEIGHT, rtol=1e-5, atol=1e-5)
+
+
+def test_a_dynamic_network_reports_at_the_shape_that_is_chosen() -> None:
+    fast = retune.compile(_dense("n"), dynamic=True, threads=1)
+    assert fast.outputs == {"y": "float32[n, 10]"}
+    assert "-> float32[n, 10]" in repr(fast)
+    assert fast.benchmark(repeat=1, shapes={"x": (3, 64)}) > 0
+    report = fast.report(shapes={"x": (3, 64)})
+    assert report.latency > 0
+    assert any(row.name.startswith("dense") and row.weight == 1 and row.best_seconds > 0 for row in report.kernels)
+    assert {row.name for row in retune.profile(fast, _input(5)).kernels} == {row.name for row in report.kernels}
+    for measure in (fast.benchmark, fast.report):
+        with pytest.raises(OptionError, match=r'dimension 0 .* has any size: choose .* shapes={"x": \(1, 64\)}'):
+            measure()
+    with pytest.raises(OptionError, match="does not fit the input x"):
+        fast.report(shapes={"x": (1,)})
+
+
+def test_ranges_are_reported_in_the_middle_and_fixed_shapes_take_none(dense: retune.Network) -> None:
+    fast = retune.compile(_dense("n"), shapes={"x": ("1..9", 64)}, threads=1)
+    assert fast.report().latency > 0
+    with pytest.raises(ShapeMismatchError, match=r"n is 10 .* takes 1 to 9"):
+        fast.report(shapes={"x": (10, 64)})
+    with pytest.raises(OptionError, match="compiled for fixed shapes: leave out shapes"):
+        dense.benchmark(shapes={"x": (1, 64)})
 
 
 def test_shapes_fix_the_dimensions_of_a_dynamic_model() -> None:
