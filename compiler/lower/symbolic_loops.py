@@ -4,7 +4,7 @@ before: vector j in MOST: y[i, j] = f(x[i, j])
 after:  for j.iteration in n // 64: vector j in 64: y[i, j.iteration * 64 + j] = f(…)
         for j.tail in (n % 64 + 15) // 16: vector j in 16: if n // 64 * 64 + j.tail * 16 + j < n: …
 
-So it is for strips of a product, where a mask is on each access of an argument alone, not on the sums in registers.
+Strips of a product are cut alike. There only reads and writes of arguments are masked: the sums are in registers.
 """
 
 from collections.abc import Sequence
