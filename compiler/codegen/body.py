@@ -10,8 +10,20 @@ from retune.compiler.codegen.values import Ramp, Scalar, Storage
 from retune.compiler.codegen.vector_loops import is_roomy, plan_vector_loop
 from retune.compiler.core.errors import LoweringError
 from retune.compiler.ir.dims import Dim
-from retune.compiler.ir.expr import Buffer, Load, Var, dim_expr
-from retune.compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopKind, Stmt, Store, Together
+from retune.compiler.ir.expr import INDEX, Buffer, Load, Var, dim_expr
+from retune.compiler.ir.stmt import (
+    MOST_ITERATIONS,
+    Allocate,
+    Block,
+    For,
+    If,
+    Invoke,
+    Let,
+    LoopKind,
+    Stmt,
+    Store,
+    Together,
+)
 
 
 class BodyEmitter(ExpressionEmitter):
@@ -79,6 +91,10 @@ class BodyEmitter(ExpressionEmitter):
     def let(self, stmt: Let) -> None:
         """Bind a variable to a computed index."""
         value = self.evaluate(stmt.value)
+        if stmt.extent == MOST_ITERATIONS:
+            # An origin of a block: no instruction, but loop strength reduction takes half of LLVM's time when it sees
+            # the formula in each address.
+            value = self.result(f'call i64 asm "", "=r,0"({value.typed})', 1, INDEX)
         with self.writer.scope() as depth:
             self.bind(stmt.var, Scalar(value.text, depth)).statement(stmt.body)
 

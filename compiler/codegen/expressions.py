@@ -121,6 +121,8 @@ class ExpressionEmitter(MemoryEmitter):
         return Value(text, lanes, expr.dtype)
 
     def binary(self, expr: Binary) -> Value:
+        if expr.dtype == INDEX and self._is_of_sizes(expr):
+            return self._at_start(expr)
         if expr.op is BinaryOp.ADD and isinstance(expr.rhs, Dot):
             return dot(self, expr.rhs, self.evaluate(expr.lhs))
         if expr.op is BinaryOp.ADD and expr.dtype in ("float32", "float64"):
@@ -133,6 +135,19 @@ class ExpressionEmitter(MemoryEmitter):
         lhs, rhs = self.align([self.evaluate(expr.lhs), self.evaluate(expr.rhs)])
         is_number = isinstance(expr.rhs, Cast) and not is_float(expr.rhs.value.dtype)
         return arithmetic(self.result, expr.op, lhs, rhs, self.subtarget.has_library, is_number)
+
+    def _is_of_sizes(self, expr: Expr) -> bool:
+        """Whether an index depends on nothing but sizes, which are known where the function starts."""
+        bindings = [self.env.get(var) for var in self.memo(_variables, expr)]
+        return bool(bindings) and all(isinstance(bound, Scalar) and bound.depth == 0 for bound in bindings)
+
+    def _at_start(self, expr: Binary) -> Value:
+        """An operation on sizes, written once, at the start of the function: integer arithmetic never traps."""
+        key, known = ("sizes", expr), self.writer.scopes[0].known
+        if key not in known:
+            start = self.replace(writer=self.writer.at_scope(0))
+            known[key] = arithmetic(start.result, expr.op, start.evaluate(expr.lhs), start.evaluate(expr.rhs)).text
+        return Value(known[key], 1, INDEX)
 
     def select(self, expr: Select) -> Value:
         """A lazy choice: a load from either of two addresses, a branch for all lanes, a masked load, or, where neither
@@ -196,6 +211,12 @@ class ExpressionEmitter(MemoryEmitter):
         if mask is not None:
             return self.masked_read(pointer, dtype, mask, "zeroinitializer")
         return self.result(f"load {memory_type(dtype, lanes)}, ptr {pointer}, align {item_bytes(dtype)}", lanes, dtype)
+
+
+def _variables(index: Expr) -> set[Var]:
+    """The variables of an index, none of one that is more than their arithmetic."""
+    nodes = list(parts(index))
+    return set(of_type(Var, nodes)) if all(isinstance(node, Const | Var | Binary) for node in nodes) else set()
 
 
 def _load_and_literal(choice: Select) -> tuple[Load, float] | None:

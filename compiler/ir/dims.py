@@ -15,6 +15,7 @@ A `Dim` never turns into an int by itself: `int(n)`, `range(n)` and NumPy's conv
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf, isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, SupportsInt, TypeGuard
@@ -33,11 +34,13 @@ else:
 _active = threading.local()
 _MOST = 2**31
 """The largest extent that comparisons are decided for without a guard."""
+_MOST_KEPT = 1 << 14
+"""Results of each operation to keep: a network computes the same extents for each of its layers."""
 _MOST_TERMS = 64
 """More terms than the shapes of networks have; a damaged file might exceed it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Quotient:
     """The remainder of `numerator // denominator` (or `%`) after the exactly divisible terms are taken out."""
 
@@ -49,6 +52,18 @@ class Quotient:
         """The value for these values of the symbols. Raises: ZeroDivisionError."""
         numerator, denominator = substitute(self.numerator, numbers), substitute(self.denominator, numbers)
         return numerator // denominator if self.op == "//" else numerator % denominator
+
+    def __eq__(self, other: object) -> bool:
+        # By structure: `==` of extents is a decision.
+        return (
+            isinstance(other, Quotient)
+            and self.op == other.op
+            and _is_same(self.numerator, other.numerator)
+            and _is_same(self.denominator, other.denominator)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.op, self.numerator, self.denominator))
 
     def __str__(self) -> str:
         return f"(({self.numerator}) {self.op} ({self.denominator}))"
@@ -64,19 +79,21 @@ class Dim(_Integer):
     Symbols that end in `]` stand for elements of arrays, and may be negative; all others are extents.
     """
 
-    __slots__ = ("_hash", "_text", "terms")
+    __slots__ = ("_hash", "_interval", "_text", "terms")
 
     terms: Mapping[Monomial, int]
     _hash: int
     _text: str
+    _interval: tuple[float, float] | None
 
     def __new__(cls, terms: Mapping[Monomial, int]) -> "Dim":
         """`terms`: products and their nonzero factors, at least a symbol in one product; see `_sum`."""
         dim = object.__new__(cls)
         # A canonical order: equal polynomials have equal terms, hashes and texts.
         dim.terms = dict(sorted(terms.items(), key=_order)) if len(terms) > 1 else terms
-        dim._hash = hash(tuple(dim.terms.items()))
-        dim._text = ""
+        # Odd factors: -1 and -2 have one hash, and dictionaries compare what has one hash, which here is a decision.
+        dim._hash = hash(tuple((monomial, 2 * factor + 1) for monomial, factor in dim.terms.items()))
+        dim._text, dim._interval = "", None
         return dim
 
     @classmethod
@@ -154,6 +171,9 @@ class Dim(_Integer):
     # Comparisons
 
     def __eq__(self, other: object) -> bool:
+        # First what needs no sum: sums are kept by their operands, which a dictionary compares.
+        if isinstance(other, Dim) and _is_same(self, other):
+            return True
         return _decide_zero(_sum(self, other, -1)) if is_integer(other) else NotImplemented
 
     def __ne__(self, other: object) -> bool:
@@ -195,6 +215,11 @@ class Dim(_Integer):
             sign = " - " if factor < 0 else " + "
             text += (sign if text else sign.strip().replace("+", "")) + product
         return text
+
+
+def _is_same(first: int, second: int) -> bool:
+    """Whether two extents have the same terms: no decision."""
+    return first is second or _terms(first) == _terms(second)
 
 
 def symbols_in(value: int) -> frozenset[str]:
@@ -276,6 +301,7 @@ def _extent(terms: Mapping[Monomial, int]) -> int:
     return Dim(kept)
 
 
+@lru_cache(_MOST_KEPT)
 def _sum(lhs: int, rhs: int, sign: int) -> int:
     terms = dict(_terms(lhs))
     for monomial, factor in _terms(rhs).items():
@@ -283,6 +309,7 @@ def _sum(lhs: int, rhs: int, sign: int) -> int:
     return _extent(terms)
 
 
+@lru_cache(_MOST_KEPT)
 def _product(lhs: int, rhs: int) -> int:
     # Most products of shapes have a number for a factor, and many are with 1.
     if type(rhs) is int:
@@ -300,8 +327,13 @@ def _product(lhs: int, rhs: int) -> int:
 
 def _divide(value: int, by: int) -> tuple[int, int]:
     """Quotient and remainder: the terms that `by` divides, and a `Quotient` of the others."""
-    if not by:
+    if not by:  # a decision, which each of the `Assumptions` notes
         raise ZeroDivisionError("a dimension divided by 0")
+    return _divide_by_some(value, by)
+
+
+@lru_cache(_MOST_KEPT)
+def _divide_by_some(value: int, by: int) -> tuple[int, int]:
     divisor = _terms(by)
     exact: dict[Monomial, int] = {}
     rest = dict(_terms(value))
@@ -462,12 +494,17 @@ def _decide(dim: Dim, *, is_zero: bool) -> bool:
 
 def _bounds(value: int) -> tuple[float, float]:
     """The least and the largest value that the bounds of the symbols allow."""
-    low, high = _term_bounds(value)
-    expanded = _without_quotients(value)
-    if expanded is not value:
-        below, above = _bounds(expanded)
-        low, high = max(low, below), min(high, above)
-    return low, high
+    if not isinstance(value, Dim):
+        return value, value
+    # Kept: quotients nest, and each is in several terms.
+    if value._interval is None:
+        low, high = _term_bounds(value)
+        expanded = _without_quotients(value)
+        if expanded is not value:
+            below, above = _bounds(expanded)
+            low, high = max(low, below), min(high, above)
+        value._interval = low, high
+    return value._interval
 
 
 def _without_quotients(value: int) -> int:

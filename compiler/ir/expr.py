@@ -18,6 +18,7 @@ The grammar (all nodes carry `dtype`, a NumPy type name):
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Union
 
@@ -282,8 +283,11 @@ def as_expr(value: Operand, dtype: str | None = None) -> Expr:
 
 def dim_expr(value: int) -> Expr:
     """A dimension as an index: each symbol is the variable of its name."""
-    if not isinstance(value, Dim):
-        return const(value)
+    return _symbolic_expr(value) if isinstance(value, Dim) else const(value)
+
+
+@lru_cache(1 << 12)
+def _symbolic_expr(value: Dim) -> Expr:
     total: Expr = const(0)
     for monomial, factor in value.terms.items():
         product: Expr = const(factor)

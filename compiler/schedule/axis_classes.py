@@ -7,7 +7,7 @@ it: then the results of some points of the class depend on nothing computed at o
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import permutations
 from operator import attrgetter
 
@@ -35,7 +35,7 @@ class AxisClass:
     is_parallel: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SymbolicProgram:
     """Inputs and results with symbolic extents, and the classes of all axes whose extent is symbolic, and of parallel
     axes around them.
@@ -62,9 +62,9 @@ class SymbolicProgram:
             program = cls(tuple(joined), tuple(_classes(joined)))
         return program
 
-    @property
-    def computed(self) -> Iterator[ComputeOp]:
-        return (op for op in post_order(self.tensors) if isinstance(op, ComputeOp))
+    @cached_property
+    def computed(self) -> tuple[ComputeOp, ...]:
+        return tuple(op for op in post_order(self.tensors) if isinstance(op, ComputeOp))
 
     def axis(self, stage: int, number: int) -> tuple[ComputeOp, Axis]:
         """An axis of a stage of the compute graph of `tensors`, reduce axes after the others, and the stage. Raises:
@@ -79,9 +79,11 @@ class SymbolicProgram:
 
     def class_of(self, op: ComputeOp, axis: Expr) -> AxisClass | None:
         """The class of an axis of `op`; None for any other expression, and for an axis of a fixed extent."""
-        if not isinstance(axis, Axis):
-            return None
-        return next((known for known in self.classes if (op, axis.name) in known.points), None)
+        return self._class_at.get((op, axis.name)) if isinstance(axis, Axis) else None
+
+    @cached_property
+    def _class_at(self) -> dict[Point, AxisClass]:
+        return {point: known for known in self.classes for point in known.points}
 
     def axis_rule(
         self, new_axis: Callable[[Axis, AxisClass], Axis]
@@ -121,12 +123,20 @@ class SymbolicProgram:
         """For each dimension the parallel class at whose point it is always read; None for other dimensions."""
         if isinstance(tensor.op, ComputeOp):
             return tuple(self.parallel_class(tensor.op, axis) for axis in tensor.op.axes)
-        readers: list[set[AxisClass | None]] = [set() for _ in tensor.shape]
+        return self._input_views.get(tensor, (None,) * len(tensor.shape))
+
+    @cached_property
+    def _input_views(self) -> dict[Tensor, tuple[AxisClass | None, ...]]:
+        readers: dict[Tensor, list[set[AxisClass | None]]] = {}
         for op in self.computed:
             for source, indices in reads_of(op):
-                for dim, index in enumerate(indices if source == tensor else ()):
-                    readers[dim].add(self.parallel_class(op, index))
-        return tuple(next(iter(classes)) if len(classes) == 1 else None for classes in readers)
+                dims = readers.setdefault(source, [set() for _ in indices])
+                for dim, index in zip(dims, indices, strict=True):
+                    dim.add(self.parallel_class(op, index))
+        return {
+            tensor: tuple(next(iter(classes)) if len(classes) == 1 else None for classes in dims)
+            for tensor, dims in readers.items()
+        }
 
 
 def _classes(tensors: Sequence[Tensor], *, has_rows: bool = False) -> Iterator[AxisClass]:

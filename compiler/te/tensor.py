@@ -103,6 +103,8 @@ class ComputeOp:
     axes: tuple[Axis, ...]
     body: Expr
     attrs: Mapping[str, Any]
+    _reads: "tuple[tuple[Tensor, tuple[Expr, ...]], ...] | None" = field(default=None, init=False, repr=False)
+    _sources: "tuple[Tensor, ...] | None" = field(default=None, init=False, repr=False)
 
     @property
     def tag(self) -> str:
@@ -303,7 +305,10 @@ def reads_of(op: Operation) -> "tuple[tuple[Tensor, tuple[Expr, ...]], ...]":
         return tuple((tensor, ()) for tensor in op.inputs)
     if isinstance(op, PlaceholderOp):
         return ()
-    return tuple((node.tensor, node.indices) for node in walk(op.body) if isinstance(node, TensorRead))
+    if op._reads is None:  # a body never changes
+        reads = tuple((node.tensor, node.indices) for node in walk(op.body) if isinstance(node, TensorRead))
+        object.__setattr__(op, "_reads", reads)
+    return op._reads or ()
 
 
 def sources_of(op: Operation) -> "list[Tensor]":
@@ -318,8 +323,10 @@ def sources_of(op: Operation) -> "list[Tensor]":
         if isinstance(expr, TensorRead):
             read[expr.tensor] = None
 
-    visit(op.body)
-    return list(read)
+    if op._sources is None:
+        visit(op.body)
+        object.__setattr__(op, "_sources", tuple(read))
+    return list(op._sources or ())
 
 
 def post_order(tensors: "Sequence[Tensor]") -> dict[Operation, None]:

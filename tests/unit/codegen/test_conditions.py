@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.codegen.kernel import write_kernel
+from retune.compiler.codegen.subtarget import subtarget_of
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.driver.build import build_kernel, kernel_source
 from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.stmt import LoopFunction
+from retune.compiler.lower.symbolic import lower_symbolic
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, ComputeInline, Reorder, Split, Step
@@ -78,3 +82,16 @@ def test_what_literals_decide_is_not_tested() -> None:
     body = text[: text.index("define i32 @kernel")]
     assert "icmp" not in body
     assert body.count("= load float") == 8
+
+
+def test_what_sizes_say_is_computed_once_before_the_loops() -> None:
+    n, k = te.symbol("n"), te.reduce_axis(64, "k")
+    x, w = te.placeholder((n, 64), name="x"), te.placeholder((64, 128), name="w")
+    tensors = [x, w, te.compute((n, 128), lambda i, j: te.sum(x[i, k] * w[k, j], k), "y")]
+    symbolic = SearchTask("t", ComputeDAG(tensors), Target.host(), HardwareParams(1))
+    function = lower_symbolic(tensors, "kernel", symbolic.hardware)
+    assert isinstance(function, LoopFunction)
+    text = write_kernel(function, subtarget_of(symbolic), symbolic.hardware.stack_bytes).llvm
+    before, _, loops = text[text.index("@kernel.body0(") : text.index("ret void")].partition("\nhead")
+    assert before.count("srem i64 %size0, ") == 2  # of the quotient and of the remainder by rows of a block
+    assert "%size0" not in loops

@@ -171,3 +171,23 @@ def test_strided_windows_leave_no_more_than_their_stride() -> None:
         halves = windows // 2
         assert not may_be_positive(2 * halves - windows)
         assert may_be_positive(2 * halves + 1 - windows)
+
+
+def test_dimensions_of_opposite_signs_are_keys_of_their_own() -> None:
+    n = Dim.symbol("n")
+    assert {-n: "minus one", -2 * n: "minus two"}[-2 * n] == "minus two"
+
+
+def test_a_divisor_is_guarded_in_each_context() -> None:
+    n, m = Dim.symbol("n"), Dim.symbol("m")
+    for _ in range(2):
+        with Assumptions({"n": 7, "m": 2}) as assumed:
+            assert str(n // (m - 1)) == "((n) // (m - 1))"
+        assert [str(guard) for guard in assumed.guards] == ["m - 1 != 0"]
+
+
+def test_division_decides_nothing_about_other_quotients() -> None:
+    n, m = Dim.symbol("n"), Dim.symbol("m")
+    with Assumptions({"n": 7, "m": 7}) as assumed:
+        assert str(3 * (n // 2) // (m // 2)) == "((3*((n) // (2))) // (((m) // (2))))"
+    assert [str(guard) for guard in assumed.guards] == ["((m) // (2)) != 0"]
