@@ -31,7 +31,7 @@ from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.measure.options import network_options
 from retune.compiler.measure.processes.worker_process import WorkerProcess
-from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureRecord, MeasureStatus, TaskProgram
+from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureRecord, MeasureStatus
 from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
@@ -159,7 +159,9 @@ def milestones(task: SearchTask, threads: int, workers: Workers, run: Run) -> li
             curve.append((tuning.trials, time.monotonic() - began, tuning.tasks[0].state.best_seconds))
         pause = time.monotonic()
         fastest = sorted((one for one in records if one.costs), key=lambda one: one.seconds)[:SHORTLIST]
-        winner = choose_best(task, [*map(TaskProgram.of, fastest)], workers.measurer.builder, workers.measurer.runner)
+        winner = choose_best(
+            task, [record.program for record in fastest], workers.measurer.builder, workers.measurer.runner
+        )
         failed = sum(one.status is not MeasureStatus.OK for one in records)
         served = winner.program.record_id
         record = next((one for one in fastest if one.record_id == served), None)

@@ -25,7 +25,6 @@ from retune.compiler.graph.partition.partition import Partition, partition, with
 from retune.compiler.graph.partition.winograd import WINOGRAD
 from retune.compiler.measure.limit_kernels import peak_kernel
 from retune.compiler.measure.processes.worker_process import WorkerProcess
-from retune.compiler.measure.record import TaskProgram
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.tune.winners import choose_best
 
@@ -71,7 +70,9 @@ def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Fig
     programs, details = {}, {}
     for task, way in zip((plain, *(other.task for other in cut.alternatives)), _names(cut), strict=True):
         found, trials = search(task, workers, run.seconds)
-        winner = choose_best(task, [*map(TaskProgram.of, found)], workers.measurer.builder, workers.measurer.runner)
+        winner = choose_best(
+            task, [record.program for record in found], workers.measurer.builder, workers.measurer.runner
+        )
         programs[way] = winner.program.steps
         details[way] = {"trials": trials}
     with WorkerProcess() as worker:

@@ -185,7 +185,7 @@ def _served_programs(library: Library, home: Location) -> dict[str, TaskProgram]
     ids = {row.task_key: row.record_id for row in library.network.coverage if row.record_id}
     records = {key: {each.record_id: each for each in store.records(task_key=key)} for key in ids}
     named = {key: records[key].get(number) for key, number in ids.items()}
-    return {key: TaskProgram.of(record) for key, record in named.items() if record is not None}
+    return {key: record.program for key, record in named.items() if record is not None}
 
 
 def export(

@@ -45,7 +45,7 @@ def find_programs(extracted: ExtractedNetwork, home: Location, gpu: GpuDevice | 
 def best_programs(home: Location, target: str, threads: int) -> dict[str, TaskProgram]:
     """The fastest measured program of every task on the CPU of this machine, by task key. Raises: StoreError."""
     fastest = ParquetRecordStore(home).best_per_task(target=target, device=config.device_name(), threads=threads)
-    return {key: TaskProgram.of(record) for key, record in fastest.items()}
+    return {key: record.program for key, record in fastest.items()}
 
 
 def _newest(records: Iterable[MeasureRecord]) -> MeasureRecord | None:
@@ -57,18 +57,18 @@ def _newest(records: Iterable[MeasureRecord]) -> MeasureRecord | None:
 def _best(rows: Sequence[MeasureRecord], newest: MeasureRecord | None, fastest: MeasureRecord) -> TaskProgram:
     """The best program of a task with the records `rows`; `newest` is the newest confirmation of its layer."""
     if newest is None:
-        return TaskProgram.of(fastest)
+        return fastest.program
     later = [row for row in rows if row.timestamp > newest.timestamp and row.seconds < newest.seconds]
     if later or (newest.task_key == fastest.task_key and math.isfinite(newest.seconds)):
-        return TaskProgram.of(min(later, key=speed, default=newest))
-    return replace(TaskProgram.of(fastest), seconds=math.inf)
+        return min(later, key=speed, default=newest).program
+    return replace(fastest.program, seconds=math.inf)
 
 
 def _substitutes(rows: Sequence[MeasureRecord], newest: MeasureRecord | None) -> tuple[TaskProgram, ...]:
     """The programs of a task with the records `rows` that nothing says are wrong, fastest first."""
     right = [row for row in rows if math.isfinite(row.seconds) and not row.censored and not row.is_confirmation]
     known = [row for row in right if newest is None or row.timestamp > newest.timestamp or row.seconds > newest.seconds]
-    return tuple(TaskProgram.of(row) for row in sorted(known, key=speed))
+    return tuple(row.program for row in sorted(known, key=speed))
 
 
 def threads_of_records(extracted: ExtractedNetwork, home: Location, gpu: GpuDevice | None, keys: set[str]) -> list[int]:

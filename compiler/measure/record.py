@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Self
 
+from retune.compiler.measure.task_program import TaskProgram as TaskProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 
 # 2 added `censored` and `contention`, 3 `sizes` and `weight`.
@@ -144,6 +145,14 @@ class MeasureRecord:
         return self.mutation.startswith(CONFIRMED)
 
     @property
+    def program(self) -> TaskProgram:
+        """The program of the record; that of a confirmation has the record that this confirms."""
+        record_id = self.parent_id if self.is_confirmation else self.record_id
+        mutation = self.mutation.removeprefix(CONFIRMED).removeprefix(", ")
+        origin = mutation, self.parent_id, self.predicted
+        return TaskProgram(self.task_key, self.steps, self.seconds, record_id, *origin, self.is_disturbed)
+
+    @property
     def is_disturbed(self) -> bool:
         """Whether its cost is too disturbed to learn from."""
         return (self.contention or 0.0) > DISTURBED
@@ -154,35 +163,6 @@ class MeasureRecord:
         if self.status is not MeasureStatus.OK or not self.costs:
             return float("inf")
         return min(self.costs)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskProgram:
-    """A program of a task: proposed by a search, measured, or chosen for a network.
-
-    `steps` are its steps as text and `seconds` the time of a call, infinite while unknown and for a failure; an
-    `is_disturbed` time is much too long. `record_id` is that of its record, empty if there is none. `mutation` is the
-    move of the search that made it from `parent_id`, `predicted` the score that selected it, higher is better.
-    `substitutes` are tried in order where it cannot be built.
-    """
-
-    task_key: str
-    steps: str
-    seconds: float = math.inf
-    record_id: str = ""
-    mutation: str = ""
-    parent_id: str = ""
-    predicted: float | None = None
-    is_disturbed: bool = False
-    substitutes: "tuple[TaskProgram, ...]" = ()
-
-    @classmethod
-    def of(cls, record: MeasureRecord) -> "TaskProgram":
-        """The program of a record, or of a confirmation, with the record that this confirms."""
-        record_id = record.parent_id if record.is_confirmation else record.record_id
-        mutation = record.mutation.removeprefix(CONFIRMED).removeprefix(", ")
-        origin = mutation, record.parent_id, record.predicted
-        return cls(record.task_key, record.steps, record.seconds, record_id, *origin, record.is_disturbed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ class Tuning(TuningLoop[TunedTask]):
         are what the models of earlier runs knew; of those the tasks of other networks are learned. `foreign` are good
         programs of tasks that are none of this run's, for tasks that are like them.
         """
-        self._foreign = tuple(TaskProgram.of(record) for record in foreign if record.costs)
+        self._foreign = tuple(record.program for record in foreign if record.costs)
         # Only the trainings that the final model depends on are done: a resumed run starts in seconds.
         with nullcontext() if self.model is None else self.model.retracing():
             if self.model is not None:
@@ -207,7 +207,7 @@ class Tuning(TuningLoop[TunedTask]):
             records = history.get(task.task.workload_key, ())
             if records:
                 self._learn(task, records)
-                task.fastest = fastest((*map(TaskProgram.of, records), *task.fastest))
+                task.fastest = fastest((*(record.program for record in records), *task.fastest))
                 task.candidate_seconds = min(
                     (record.seconds for record in records if record.is_unsearched), default=math.inf
                 )
@@ -272,7 +272,7 @@ class Tuning(TuningLoop[TunedTask]):
         task.trials += len(records)
         before = self.rounds
         failure = common_failure(records) if is_first else ""
-        self.finish_round(index, [*map(TaskProgram.of, records)], failure, task.candidate_seconds)
+        self.finish_round(index, [record.program for record in records], failure, task.candidate_seconds)
         self.rounds = max([before, *(record.round + 1 for record in records)])
         # max: records of one round may be told in any order, and the clock never goes back.
         self.elapsed = max([self.elapsed, *(record.elapsed for record in records)])
@@ -284,7 +284,7 @@ class Tuning(TuningLoop[TunedTask]):
         return None if self.model is None else self.model.last_metrics
 
     def _learn(self, task: TunedTask, records: Sequence[MeasureRecord]) -> None:
-        task.policy.tell([TaskProgram.of(record) for record in records])
+        task.policy.tell([record.program for record in records])
         task.failed_rules = tuple(getattr(task.policy, "failed_rules", ()))
         task.known.update(record.steps for record in records)
         defaults = [record.seconds for record in records if record.mutation == DEFAULT_SCHEDULE]

@@ -81,7 +81,7 @@ def untested_candidates(task: SearchTask, known: Iterable[MeasureRecord] = ()) -
     # Without results the policy ranks by the analytical model alone, so the learned model is never asked.
     # No later round samples the placements that this one leaves out, so it samples as many as it may.
     policy = SketchPolicy(task, RandomModel(), SearchOptions(transfer_ratio=_TRANSFERRED, batch_per_placement=1))
-    others = (TaskProgram.of(record) for record in known if record.costs)
+    others = (record.program for record in known if record.costs)
     policy.warm_start([program.steps for program in k_nearest(task.workload_key, others, TRIED)])
     kinds = {mutation.TRANSFER: FITTED_CANDIDATE}
     return tuple(
@@ -156,7 +156,7 @@ def shortlist(
     if math.isinf(min(seconds)):
         return ((tasks[0], () if known is None else untested_candidates(tasks[0], known)),)
     close = [task for task, each in zip(tasks, seconds, strict=True) if each <= CLOSE * min(seconds)]
-    return tuple((task, tuple(map(TaskProgram.of, best[task.workload_key]))) for task in close)
+    return tuple((task, tuple(row.program for row in best[task.workload_key])) for task in close)
 
 
 def resolve(confirmed: Sequence[Confirmation]) -> tuple[Confirmation, ...]:
@@ -186,7 +186,7 @@ def record_candidates(
             measured = winner.results[winner.index]
             records.append(run_info.record(winner.task, winner.program, measured, new_id()))
             programs = list(winner.programs)
-            programs[winner.index] = TaskProgram.of(records[-1])
+            programs[winner.index] = records[-1].program
             winner = replace(winner, programs=tuple(programs))
         with_records.append(winner)
     return tuple(with_records), tuple(records)

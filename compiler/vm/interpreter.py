@@ -4,11 +4,12 @@ The values of one call of a function are a *frame*. A value leaves the frame beh
 its memory goes back to the allocator when the caller does not use it either.
 """
 
+import importlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,10 +29,12 @@ from retune.compiler.graph.program import (
 from retune.compiler.graph.region import Param
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import aligned_copy
-from retune.compiler.runtime.executor.debug_report import Report, report_of
 from retune.compiler.vm.callees import Callees
 from retune.compiler.vm.plan_run import PlanRun, SymbolicCallee
 from retune.compiler.vm.values import describe, whole_number
+
+if TYPE_CHECKING:
+    from retune.compiler.runtime.executor.debug_report import Report
 
 
 class Profile:
@@ -64,10 +67,12 @@ class Profile:
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = total + seconds, count + 1
 
-    def report(self, device: str, threads: int) -> Report:
+    def report(self, device: str, threads: int) -> "Report":
         """The report."""
         rows = [(name, seconds, count, "", "") for name, (seconds, count) in self._sums.items()]
-        return report_of(rows, "VM", device, threads)
+        module = importlib.import_module("retune.compiler.runtime.executor.debug_report")  # few calls are profiled
+        report: Report = module.report_of(rows, "VM", device, threads)
+        return report
 
 
 Frame = list[Any]

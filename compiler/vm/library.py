@@ -15,7 +15,7 @@ from typing import Any
 
 from retune.compiler.core.errors import ArtifactError
 from retune.compiler.core.json_reader import JsonObject
-from retune.compiler.measure.record import TaskProgram
+from retune.compiler.measure.task_program import TaskProgram
 from retune.compiler.runtime.archive import VM_EXECUTABLE, Archive, reject_damage, write_archive
 from retune.compiler.runtime.arguments import is_thread_count, path_of
 from retune.compiler.runtime.artifact import KernelArtifact

@@ -7,7 +7,7 @@ arrays that come out are the caller's own.
 import copy
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import Device, cpu, devices_in, gpus_among
 from retune.compiler.runtime.device import device as device_by_name
 from retune.compiler.runtime.executor.claims import Claims, add_lock
-from retune.compiler.runtime.executor.debug_report import Report
 from retune.compiler.runtime.executor.executors import gpus_of
 from retune.compiler.runtime.executor.params import load_param_dict_from_file
 from retune.compiler.runtime.loader import load_kernels
@@ -32,6 +31,9 @@ from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.interpreter import Interpreter, Profile
 from retune.compiler.vm.resources import Resources, VMOptions
 from retune.compiler.vm.values import ADT, argument_of, describe, result
+
+if TYPE_CHECKING:
+    from retune.compiler.runtime.executor.debug_report import Report
 
 _UNSET = object()
 """In place of an argument that was not set."""
@@ -251,7 +253,7 @@ class VirtualMachine:
 
         return evaluator(whole)
 
-    def profile(self, *args: object, func_name: str = MAIN, **kwargs: object) -> Report:
+    def profile(self, *args: object, func_name: str = MAIN, **kwargs: object) -> "Report":
         """How long every region, every kernel of known shapes, and branches and loops themselves take in one call,
         after a call that is not timed. Raises: as `invoke`.
         """

@@ -116,7 +116,7 @@ def served(winner: Confirmation) -> str:
     return winner.program.record_id
 
 
-RECORDS = tuple(TaskProgram.of(one) for one in (record("a", 1e-3), record("b", 2e-3)))
+RECORDS = tuple(one.program for one in (record("a", 1e-3), record("b", 2e-3)))
 
 
 def test_the_fastest_when_all_take_turns_serves(task: SearchTask) -> None:
@@ -267,7 +267,7 @@ def test_a_confirmed_guess_becomes_a_record_of_its_run(task: SearchTask) -> None
     found, records = record_candidates([guessed, tuned, default], run_info, lambda: "NEW")
     (one,) = records
     assert [winner.program.record_id for winner in found] == ["NEW", "a", ""]
-    assert found[0].program == TaskProgram.of(one)
+    assert found[0].program == one.program
     assert (one.record_id, one.run_id, one.task_key, one.steps) == ("NEW", "RUN", task.workload_key, "[ ]")
     assert (one.mutation, one.seconds, one.status, one.round) == (FITTED_CANDIDATE, 3e-3, MeasureStatus.OK, 5)
     assert record_candidates(found, run_info, lambda: "AGAIN")[1] == ()
@@ -283,10 +283,10 @@ def test_what_serves_is_confirmed_by_a_record_with_its_confirmed_time(task: Sear
         ("confirmed", "a", 3e-3), ("confirmed, default", "", 1e-3)
     ]  # fmt: skip
     assert all(row.is_confirmation and not row.is_unsearched for row in rows)
-    confirmed = TaskProgram.of(rows[0])
+    confirmed = rows[0].program
     assert (confirmed.task_key, confirmed.steps) == (task.workload_key, RECORDS[0].steps)
     assert (confirmed.record_id, confirmed.seconds, confirmed.mutation) == ("a", 3e-3, RECORDS[0].mutation)
-    assert (TaskProgram.of(rows[1]).record_id, TaskProgram.of(rows[1]).mutation) == ("", DEFAULT_SCHEDULE)
+    assert (rows[1].program.record_id, rows[1].program.mutation) == ("", DEFAULT_SCHEDULE)
     (kept,) = keep_defaults([tuned], [task], [task.workload_key])
     (row,) = confirmations([kept], run_info, lambda: "NEW")
     assert (row.mutation, row.seconds) == ("confirmed, default", tuned.default_seconds)
