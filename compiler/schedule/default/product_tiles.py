@@ -241,7 +241,7 @@ def split_for_tile(
         hardware = replace(hardware, vector_registers=hardware.registers - _PAIR_REGISTERS)
     columns, every = shared_columns(op, hardware), axes[last].extent
     packs = _is_packed(state, stage_id)
-    panel = find_panel(state, stage_id, outer_stage) if packs and hardware.converts(factor) else None
+    panel = find_panel(state, stage_id, outer_stage) if hardware.converts(factor) else None
     dtype = factor if factor in HALVES else op.dtype
     tile = partial(register_tile, rows, columns, hardware, depth=depth, divides=columns < every, packs=packs)
     height, strip = tile("float32" if panel else dtype)
