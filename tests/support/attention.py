@@ -1,5 +1,6 @@
 """Attention as tensor expressions, and what NumPy makes of it."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,19 +12,27 @@ from retune.compiler.schedule.dag import ComputeDAG
 Numbers = Any
 
 
-def attention(rows: int, heads: int, columns: int, size: int, *, masked: bool = False) -> ComputeDAG:
-    """softmax(q k / 4 + mask) v, of q (rows, heads, size), k (heads, size, columns), v (columns, heads, size)."""
-    q, k = te.placeholder((rows, heads, size), name="q"), te.placeholder((heads, size, columns), name="k")
-    v, mask = te.placeholder((columns, heads, size), name="v"), te.placeholder((columns,), name="mask")
+def attention(
+    rows: int, heads: int, columns: int, size: int, *, masked: bool = False, dtype: str = "float32"
+) -> ComputeDAG:
+    """softmax(q k / 4 + mask) v, of q (rows, heads, size), k (heads, size, columns), v (columns, heads, size), which
+    have the `dtype`; scores, mask and sums are float32.
+    """
+    q, k = te.placeholder((rows, heads, size), dtype, "q"), te.placeholder((heads, size, columns), dtype, "k")
+    v, mask = te.placeholder((columns, heads, size), dtype, "v"), te.placeholder((columns,), name="mask")
+    wide = partial(te.cast, "float32")
     r, c = te.reduce_axis(size, "r"), te.reduce_axis(columns, "c")
-    products = te.compute((heads, rows, columns), lambda h, i, j: te.sum(q[i, h, r] * k[h, r, j], r), "products")
+    products = te.compute(
+        (heads, rows, columns), lambda h, i, j: te.sum(wide(q[i, h, r]) * wide(k[h, r, j]), r), "products"
+    )
 
     def score(h: Any, i: Any, j: Any) -> Any:
         return products[h, i, j] * 0.25 + mask[j] if masked else products[h, i, j] * 0.25
 
     scores = te.compute(products.shape, score, "scores")
     shares = OPS["softmax"].tensor([scores], {"axis": 2}, name="shares")
-    result = te.compute((rows, heads, size), lambda i, h, d: te.sum(shares[h, i, c] * v[c, h, d], c), "result")
+    terms = lambda i, h, d: shares[h, i, c] * wide(v[c, h, d])  # noqa: E731
+    result = te.compute((rows, heads, size), lambda i, h, d: te.cast(dtype, te.sum(terms(i, h, d), c)), "result")
     return ComputeDAG([q, k, *([mask] if masked else []), v, result])
 
 

@@ -17,7 +17,7 @@ from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.panels import Panel
 from retune.compiler.schedule.default.product_tiles import order_for_tile, register_tile, row_axis_of, split_for_tile
-from retune.compiler.schedule.default.row_blocks import find_row_blocks, in_row_blocks
+from retune.compiler.schedule.default.row_blocks import copy_factors, find_row_blocks, in_row_blocks
 from retune.compiler.schedule.default.stages import axes_of, axis_name, bytes_of
 from retune.compiler.schedule.reads import (
     LEAST_PIECE,
@@ -77,6 +77,8 @@ def default_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL, *, is_bloc
     blocks = find_row_blocks(dag, is_block=is_block)
     if blocks is not None:
         state = inlined_by_default(dag, {blocks.left}, hardware)
+        if not is_block:
+            state, blocks = copy_factors(state, blocks, hardware)
         return _plain(in_row_blocks(state, blocks, hardware, _vectorize))
     return _steps(inlined_by_default(dag, hardware=hardware), hardware)
 

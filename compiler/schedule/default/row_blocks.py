@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from retune.compiler.core.dtype import HALVES, item_bytes
+from retune.compiler.core.dtype import item_bytes
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir.expr import Const
 from retune.compiler.ir.stmt import MOST_ITERATIONS
@@ -18,12 +18,11 @@ from retune.compiler.schedule.default.product_tiles import (
     register_tile,
     reorder_loops,
     row_axis_of,
-    strip_type,
 )
 from retune.compiler.schedule.default.stages import axes_of
 from retune.compiler.schedule.reads import is_strictly_inlineable
 from retune.compiler.schedule.state import Annotation, Attached, Inlined, IterKind, State
-from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split
+from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Fuse, Split
 from retune.compiler.te.reduction import Axis
 from retune.compiler.te.tensor import ComputeOp
 
@@ -147,27 +146,36 @@ def in_row_blocks(
     tiles = BlockTiles(
         blocks.rows,
         # A strip of a symbolic number of columns divides the most that there may be.
-        register_tile(
-            blocks.rows, columns, hardware, _factor_type(state, first), depth, divides=columns >= MOST_ITERATIONS
-        ),
-        register_tile(blocks.rows, axes_of(state, second)[-1].extent, hardware, _factor_type(state, second)),
+        register_tile(blocks.rows, columns, hardware, op.dtype, depth, divides=columns >= MOST_ITERATIONS),
+        register_tile(blocks.rows, axes_of(state, second)[-1].extent, hardware, op.dtype),
     )
     state = placed_in_blocks(state, blocks, tiles)
+    outer_axes = len(axes_of(state, second)) - 2
+    for product, loop in ((first, len(op.axes) - 2), (second, outer_axes + 1)):
+        # The rows of a block share a strip of a copied factor.
+        for source, indices in state.dag.reads[product]:
+            if isinstance(state.stages[source].location, Attached) and indices[-1] == axes_of(state, product)[-1]:
+                state = state.apply(ComputeAt(source, product, loop))
     for stage_id, stage in enumerate(state.stages):
         if stage_id in (first, second):
             state = as_tile(state, stage_id, 2)
         elif isinstance(stage.location, Attached):
             state = schedule(state, stage_id)
-    outer_axes = len(axes_of(state, second)) - 2
     if outer_axes:
         state = state.apply(Fuse(second, tuple(range(outer_axes + 1))))
     return state.apply(Annotate(second, 0, Annotation.PARALLEL))
 
 
-def _factor_type(state: State, product: int) -> str:
-    """The type by which a register tile is chosen: that of halves that are converted along its strips, or of sums."""
-    factor = strip_type(state, product)
-    return factor if factor in HALVES else state.dag.ops[product].dtypes[0]
+def copy_factors(state: State, blocks: RowBlocks, hardware: HardwareParams) -> tuple[State, RowBlocks]:
+    """Copies of the inputs of halves of both products, which lowering converts to float32 once (`widen_buffers`)."""
+    # From the last input on, so that the numbers of earlier inputs stay right.
+    for source in reversed(range(blocks.second)):
+        op, readers = state.dag.ops[source], {blocks.first, blocks.second} & set(state.dag.readers[source])
+        if len(readers) == 1 and not isinstance(op, ComputeOp) and hardware.converts(op.dtypes[0]):
+            state = state.apply(CacheRead(source, "local", tuple(readers)))
+            first, left, second = (number + (number > source) for number in (blocks.first, blocks.left, blocks.second))
+            blocks = RowBlocks(first, left, second, blocks.rows)
+    return state, blocks
 
 
 @dataclass(frozen=True, slots=True)

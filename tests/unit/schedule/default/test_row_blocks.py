@@ -6,14 +6,18 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
-from retune.compiler.core.target import HardwareParams
-from retune.compiler.driver.build import build
+from retune.compiler.core.dtype import HALVES
+from retune.compiler.core.target import HardwareParams, Target
+from retune.compiler.driver.build import build, build_kernel
 from retune.compiler.ops import OPS
+from retune.compiler.runtime.buffers import FencedArray
+from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.bounds import infer_bounds
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default.cpu import default_steps
 from retune.compiler.schedule.default.row_blocks import find_row_blocks
 from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.task import SearchTask
 from tests.support.attention import attention, attention_of
 
 SIZES = [
@@ -41,6 +45,36 @@ def test_attention_is_right(sizes: tuple[int, int, int, int], masked: bool, thre
     (result,) = function.outputs()
     function(*function.prepared(*given), result, threads=threads)
     np.testing.assert_allclose(np.array(result), attention_of(*given), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("width", [32, 64])
+def test_attention_of_halves_is_right(sizes: tuple[int, int, int, int], dtype: str, width: int) -> None:
+    dag = attention(*sizes, masked=True, dtype=dtype)
+    hardware = HardwareParams(num_cores=3, vector_unit_bytes=width, vector_registers=width // 2)
+    rng = np.random.default_rng(0)
+    fences = [FencedArray(tensor.shape, tensor.dtype) for tensor in (*dag.inputs, *dag.outputs)]
+    for fence in fences[:-1]:
+        fence.array[...] = rng.standard_normal(fence.array.shape).astype(fence.array.dtype)
+    task = SearchTask("attention", dag, Target.host(), hardware)
+    kernel = load_kernels([build_kernel(task, default_steps(dag, hardware), "attention")])["attention"]
+    kernel.bind([fence.array for fence in fences], 3)()
+    assert not any(fence.damage() for fence in fences)
+    *given, result = (fence.array.astype(np.float64) for fence in fences)
+    np.testing.assert_allclose(result, attention_of(*given), rtol=2.0 ** (-11 if dtype == "float16" else -8), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
+def test_rows_of_a_block_share_converted_strips(dtype: str) -> None:
+    dag = attention(96, 4, 128, 32, dtype=dtype)
+    hardware = HardwareParams(num_cores=2, vector_unit_bytes=64, vector_registers=32)
+    text = str(infer_bounds(replay(dag, default_steps(dag, hardware))))
+    parts = ("q.local = ", "for j.0 ", "k.local = ", "products = ", "shares = ", "v.local = ", "result = ")
+    if dtype == "float32":
+        assert ".local" not in text
+    else:
+        assert [*parts] == sorted(parts, key=text.index)
 
 
 def test_all_is_computed_inside_the_rows_of_a_block() -> None:
