@@ -15,6 +15,7 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Attribute, Node
 from retune.compiler.graph.passes.requantize import spread
 from retune.compiler.graph.passes.subpixel_conv import ordered_by_phase, phases_of
+from retune.compiler.graph.verify import infer_value
 from retune.compiler.ir.dot import BYTES, OTHER_SIGN
 from retune.compiler.ops.op import broadcast_shapes
 
@@ -76,11 +77,11 @@ def join_product(builder: GraphBuilder, node: Node) -> str | None:
     channel = 0 if node.op in ("conv2d", "conv3d") else 1
     if not w.uniform and w.axis != channel:
         return None
-    if node.op == "conv_transpose2d" and phases_of(builder, node) is None:
+    if node.op == "conv_transpose2d" and max(node.ints("strides")) == 1:
         # With stride 1 it is a convolution by the reversed weight.
         pads = tuple(extent - 1 - pad for extent, pad in zip(raw.shape[2:] * 2, node.ints("pads"), strict=True))
         attrs: dict[str, Attribute] = {"strides": (1, 1), "dilations": (1, 1), "groups": 1, "layout": "NCHW"}
-        if max(node.ints("strides")) > 1 or min(pads) < 0:
+        if min(pads) < 0:
             return None
         raw, channel = raw.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1], 0
         node = replace(node, op="conv2d", attrs={**attrs, "pads": pads})
@@ -159,8 +160,8 @@ def _join_channels(builder: GraphBuilder, node: Node, x: str, weight: Array) -> 
 
 def _phases(builder: GraphBuilder, node: Node, x: str, weight: Array, zero: int) -> str:
     """The int32 result of a transposed convolution of bytes, phase by phase; each has its own sums of the weight."""
-    phases = phases_of(builder, node)
-    assert phases is not None, "checked before"
+    phases = phases_of(builder, node, rounds_up=True)
+    assert phases is not None, "the stride is not 1"
     weight, attrs = ordered_by_phase(weight.transpose(2, 3, 0, 1), phases), {**phases, "pad_value": zero}
     rows, columns = node.ints("strides")
     taps = weight.reshape(-1, rows, weight.shape[1] // columns, columns, *weight.shape[2:])
@@ -172,6 +173,10 @@ def _phases(builder: GraphBuilder, node: Node, x: str, weight: Array, zero: int)
         whole = builder.emit("add", [whole, builder.constant(sums, "zeros")])
     batch, height, _, width, _, made = builder.value(whole).shape
     whole = builder.emit("reshape", [whole], {"shape": (batch, height * rows, width * columns, made)})
+    shape = infer_value(node, tuple(map(builder.value, node.inputs))).shape
+    stops = (batch, *shape[2:], made)
+    if stops != builder.value(whole).shape:
+        whole = builder.emit("slice", [whole], {"starts": (0,) * 4, "stops": stops, "steps": (1,) * 4})
     return builder.emit("transpose", [whole], {"perm": (0, 3, 1, 2)})
 
 

@@ -35,15 +35,16 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
     return builder.emit("reshape", [made], {"shape": shape}, output=node.output)
 
 
-def phases_of(builder: GraphBuilder, node: Node) -> dict[str, Attribute] | None:
+def phases_of(builder: GraphBuilder, node: Node, *, rounds_up: bool = False) -> dict[str, Attribute] | None:
     """The attributes of the channels-last convolution by phases for a transposed convolution; None where it has one
-    phase, or some phase would be shorter.
+    phase, or some phase would be shorter, unless it `rounds_up`: the result is then longer.
     """
     strides, first = node.ints("strides"), 1 if node.text("layout") == "NHWC" else 2
     shape = infer_value(node, tuple(map(builder.value, node.inputs))).shape[first : first + 2]
-    if max(strides) == 1 or any(extent % stride for extent, stride in zip(shape, strides, strict=True)):
+    is_even = not any(extent % stride for extent, stride in zip(shape, strides, strict=True))
+    if max(strides) == 1 or not (is_even or rounds_up):
         return None
-    size = tuple(extent // stride for extent, stride in zip(shape, strides, strict=True))
+    size = tuple(-(-extent // stride) for extent, stride in zip(shape, strides, strict=True))
     return {"strides": strides, "pads": node.ints("pads")[:2], "size": size, "layout": "NHWC"}
 
 
