@@ -7,7 +7,7 @@ a hash of what it computes with, so a session does not load a file with the libr
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,14 @@ RUNTIMES = {ONNX_RUNTIME: (".onnx", ".so"), C: (".so", ".h")}
 class ExportedModel:
     """The files of an exported network, as absolute paths: a library without a folder is looked for among those of the
     system. For ONNX Runtime `model` is for `InferenceSession`, `library` for `register_custom_ops_library`, and
-    `remaining` are the nodes of the original that ONNX Runtime computes. For C `model` is the header.
+    `remaining` are the nodes of the original that ONNX Runtime computes. For C `model` is the header. `limits` are
+    what the sizes of a network of dynamic shapes must fulfill.
     """
 
     model: Path
     library: Path
     remaining: tuple[str, ...] = ()
+    limits: str = ""
 
 
 def exported_files(path: Path, runtime: str) -> tuple[Path, Path]:
@@ -75,7 +77,7 @@ def export_network(
         for params, numbers in ((exported.inputs, exported.plan.inputs), (exported.outputs, exported.plan.outputs))
     )
     model = custom_model(exported.plan.name, DOMAIN, CustomNode(op.name, inputs, outputs))
-    return _write_model(path, model, [op], (), linkers)
+    return replace(_write_model(path, model, [op], (), linkers), limits=exported.limits)
 
 
 def export_parts(offloaded: OffloadedModel, networks: Sequence[CompiledNetwork], path: Path) -> ExportedModel:
@@ -108,4 +110,4 @@ def _write_library(exported: ExportedPlan, path: Path, header: Path, linkers: Se
     with atomic_write(path) as library_file, atomic_write(header) as header_file:
         header_file.write_text(library.header())
         link_objects(objects, library_file, linkers, ("libgomp.so.1", *_LIBRARIES), exports=library.exports)
-    return ExportedModel(header.absolute(), path.absolute())
+    return ExportedModel(header.absolute(), path.absolute(), limits=exported.limits)

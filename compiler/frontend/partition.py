@@ -11,7 +11,7 @@ the same region if it is computed from shapes, or from small integers that are i
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -42,11 +42,14 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Value
 from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Statement, defines, reads
 from retune.compiler.graph.region import OPTIONAL, OPTIONAL_SEQUENCE, SEQUENCE, TENSOR, Param
+from retune.compiler.ir.dims import Assumptions, Dim
 
 _FEW = 8
 """Most elements of an integer input whose values may decide a region: a size, some extents, not data."""
 _MOST_UNROLLED = 512
 """Most nodes of an unrolled loop with a known number of iterations; larger loops stay."""
+_LIKELY = 256
+"""A number of iterations that is not known."""
 
 
 @dataclass(slots=True)
@@ -218,26 +221,34 @@ class Partition:
             # Both arms are compiled into the region: the limit applies to the growth of their loops.
             return all(self._size(arm) - len(list(all_nodes(arm))) <= _MOST_UNROLLED for arm in bodies(node))
         iterations = self._iterations(node)
+        if iterations is None and node.op_type == "Scan":
+            return self._fits_kernel(node, node.input[-_scan_inputs(node) :])
         if iterations is None or iterations <= 0:
             return False
         return iterations * self._size(body(node, "body")) <= _MOST_UNROLLED or self._fits_kernel(node)
 
-    def _fits_kernel(self, node: onnx.NodeProto) -> bool:
-        """Whether a loop whose operands have known shapes is one kernel, however often it runs."""
+    def _fits_kernel(self, node: onnx.NodeProto, sequences: Collection[str] = ()) -> bool:
+        """Whether a loop whose operands have known shapes is one kernel, however often it runs. Those in `sequences`
+        may have one symbolic dimension, the number of steps.
+        """
         builder, names = GraphBuilder(name_of(node)), {"": ""}
+        likely: dict[str, int] = {}
         for name in read_names(node):
             known = self._type(name)
-            if not known.is_tensor or known.dtype is None or known.shape is None:
+            if not known.is_tensor or known.dtype is None or known.dims is None or None in known.dims:
                 return False
+            if sum(isinstance(dim, str) for dim in known.dims) > (name in sequences):
+                return False
+            likely |= {dim: _LIKELY for dim in known.dims if isinstance(dim, str)}
+            shape = tuple(Dim.symbol(dim) if isinstance(dim, str) else dim for dim in known.dims if dim is not None)
             array = None if name in self._levels else self._context.constants.get(name)
             names[name] = (
-                builder.input(Value(name, known.shape, known.dtype)) if array is None else builder.constant(array, name)
+                builder.input(Value(name, shape, known.dtype)) if array is None else builder.constant(array, name)
             )
         try:
-            return (
-                emit_as_scan(builder, Conversion(builder, CONVERTERS, self._context.opset).node(node, names))
-                is not None
-            )
+            with Assumptions(likely):
+                onnx_node = Conversion(builder, CONVERTERS, self._context.opset).node(node, names)
+                return emit_as_scan(builder, onnx_node) is not None
         except ModelError:
             return False
 
@@ -255,7 +266,7 @@ class Partition:
             count = self._context.constants.get(node.input[0])
             return None if count is None or count.size != 1 else int(count.item())
         attributes = {attribute.name: attribute for attribute in node.attribute}
-        dims = self._type(node.input[-attributes["num_scan_inputs"].i]).dims
+        dims = self._type(node.input[-_scan_inputs(node)]).dims
         axis = attributes["scan_input_axes"].ints[0] if "scan_input_axes" in attributes else 0
         extent = dims[axis] if dims is not None and -len(dims) <= axis < len(dims) else None
         return extent if isinstance(extent, int) else None
@@ -407,3 +418,7 @@ def alive_nodes(nodes: Sequence[onnx.NodeProto], results: Sequence[str]) -> list
             kept.append(node)
             needed.update(read_names(node))
     return kept[::-1]
+
+
+def _scan_inputs(node: onnx.NodeProto) -> int:
+    return sum(attribute.i for attribute in node.attribute if attribute.name == "num_scan_inputs")

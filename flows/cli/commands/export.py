@@ -66,6 +66,8 @@ def export(
     if exported.remaining:
         nodes = ", ".join(exported.remaining)
         output.say(f"ONNX Runtime computes {nodes}", remaining=list(exported.remaining))
+    if exported.limits:
+        output.say(f"sizes: {exported.limits}", limits=exported.limits)
     files = {"model": exported.model, "library": exported.library}
     output.say("\n".join(map(str, files.values())), **files, threads=networks[0].metadata.get("threads"))
 

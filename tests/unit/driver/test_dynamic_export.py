@@ -17,7 +17,7 @@ from onnx import TensorProto
 import retune
 from retune.compiler.core.errors import ArtifactError, OptionError
 from retune.compiler.runtime.buffers import aligned_array
-from tests.support.dynamic_models import Array, attention, branching, floats, model, node, tensor
+from tests.support.dynamic_models import Array, attention, branching, floats, model, node, reference, tensor
 
 WEIGHT = floats(8, 24)
 
@@ -194,6 +194,21 @@ def test_sizes_that_the_plan_does_not_hold_for_are_refused(tmp_path: Path) -> No
     names = [[dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
              for value in onnx.load(exported.model).graph.output]  # fmt: skip
     assert names[:2] == [["b", "n", 24], ["b", 24]]
+
+
+def test_short_rows_are_no_other_plan(tmp_path: Path) -> None:
+    """A heuristic of a graph pass must not become a guard."""
+    nodes = [node("Conv", ["x", "w"], ["c"], pads=[1, 1]), node("Transpose", ["c"], ["t"], perm=[0, 2, 1])]
+    nodes.append(node("MatMul", ["t", "v"], ["y"]))
+    source = model(nodes, [tensor("x", ["b", 8, "n"])], [tensor("y", ["b", "n", 5])],
+                   {"w": floats(6, 8, 3), "v": floats(6, 5)})  # fmt: skip
+    network = retune.compile(source, dynamic=True, threads=1)
+    exported = network.export(tmp_path / "ort.onnx")
+    assert exported.limits == ""
+    for length in (1, 3, 40):
+        x = floats(2, 8, length)
+        np.testing.assert_allclose(_session(exported).run(None, {"x": x})[0], reference(source, {"x": x})[0],
+                                   rtol=1e-4, atol=1e-4)  # fmt: skip
 
 
 def _ranked() -> onnx.ModelProto:

@@ -10,7 +10,9 @@ from onnx import helper
 
 from retune.compiler import vm
 from retune.compiler.codegen.team import extent_function
+from retune.compiler.runtime.device import cpu
 from retune.compiler.vm.kernel_store import STORE
+from retune.compiler.vm.symbolic_plan import SymbolicPlanRegion
 from tests.support.dynamic_models import Array, floats, model, reference, tensor
 
 node = helper.make_node
@@ -82,3 +84,40 @@ def test_a_step_that_does_not_run_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     machine = vm.VirtualMachine(vm.compile(source))
     with pytest.raises(AssertionError):
         check(machine, source, 9)
+
+
+def _scan() -> onnx.ModelProto:
+    """A Scan from the last row to the first: a product with the state, and its sums."""
+    body = helper.make_graph(
+        [
+            node("MatMul", ["a", "w"], ["p"]),
+            node("Add", ["p", "row"], ["s"]),
+            node("Tanh", ["s"], ["next"]),
+            node("ReduceSum", ["next"], ["sum"], keepdims=0),
+        ],
+        "step",
+        [tensor("a", [2, 4]), tensor("row", [2, 4])],
+        [tensor("next", [2, 4]), tensor("sum", [])],
+    )
+    scan = node("Scan", ["first", "x"], ["last", "sums"], body=body, num_scan_inputs=1, scan_input_directions=[1])
+    outputs = [tensor("last", [2, 4]), tensor("sums", ["t"])]
+    return model([scan], [tensor("x", ["t", 2, 4]), tensor("first", [2, 4])], outputs, {"w": floats(4, 4)})
+
+
+def test_a_scan_of_any_length_is_one_plan() -> None:
+    source = _scan()
+    exe = vm.compile(source, threads=1)
+    assert exe.per_shape == {}
+    assert [type(region) for region in exe.program.regions()] == [SymbolicPlanRegion]
+    machine, first = vm.VirtualMachine(exe, cpu()), floats(2, 4)
+    for steps in (1, 2, 17, 300):
+        inputs = {"x": floats(steps, 2, 4), "first": first}
+        for ours, theirs in zip(machine.run(**inputs), reference(source, inputs), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4, err_msg=f"{steps} steps")
+    last, sums = machine.run(x=floats(0, 2, 4), first=first)
+    np.testing.assert_array_equal(last, first)
+    assert sums.shape == (0,)
+    without = vm.VirtualMachine(exe, cpu(), options=vm.VMOptions(specialize="never"))
+    inputs = {"x": floats(5, 2, 4), "first": first}
+    for ours, theirs in zip(without.run(**inputs), machine.run(**inputs), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -22,7 +22,7 @@ from retune.compiler.graph.passes.rules.slice_rules import (
     slice_before_concat,
 )
 from retune.compiler.graph.passes.rules.views import reshape
-from retune.compiler.ir.dims import Dim
+from retune.compiler.ir.dims import Dim, estimate
 from retune.compiler.ops import OPS, FusionKind
 from retune.compiler.ops.op import broadcast_shapes
 
@@ -251,7 +251,8 @@ def move_rows_before_reshape(builder: GraphBuilder, node: Node) -> str | None:
     if source is None or source.op != "transpose":
         return None
     x = builder.value(source.inputs[0])
-    moves = rows_first(x.shape, source.ints("perm"), node.ints("shape")) if x.shape[-1] >= _LEAST_ROW else None
+    is_long = estimate(x.shape[-1]) >= _LEAST_ROW
+    moves = rows_first(x.shape, source.ints("perm"), node.ints("shape")) if is_long else None
     if moves is None:
         return None
     first, shape, perm = moves
