@@ -9,6 +9,8 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn, TypeVar
@@ -23,6 +25,7 @@ from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.region import Param
 from retune.compiler.graph.symbolic import SymbolicGraph, likely_graph, solve, substitute_attr
 from retune.compiler.graph.symbolic_region import RegionBytes, SymbolicRegion
+from retune.compiler.ir import trace
 from retune.compiler.ir.dims import Assumptions, Dim, Guard, substitute
 from retune.compiler.ir.guards import strongest
 from retune.compiler.lower.symbolic import Unsupported
@@ -85,7 +88,12 @@ def compile_symbolic(
         graph = optimize(variant.static(dims, constants))
         cut = named_by_content(partition(graph, target, hardware_of(target, threads)))
         flops = {task.name: with_numbers(task.dag).flop_count for task in cut.tasks}
-    programs = {task.name: _build(task, tuned.symbolic(task)) for task in cut.tasks}
+    # While LLVM compiles a kernel, the other thread lowers the next.
+    with ThreadPoolExecutor(1 if trace.is_active() else 2) as pool:
+        records = [tuned.symbolic(task) for task in cut.tasks]
+        pairs = zip(cut.tasks, records, strict=True)
+        futures = [pool.submit(copy_context().run, _build, task, record) for task, record in pairs]
+    programs = {task.name: future.result() for task, future in zip(cut.tasks, futures, strict=True)}
     built = {name: kernel for name, (kernel, _) in programs.items()}
     made = _region(region, graph, cut, built, assumed, guards, constant_name)
     rows = tuple(
