@@ -18,7 +18,7 @@ from prefect.runtime import flow_run
 
 from retune.compiler.core.options import FLEET, MACHINE, NETWORK
 from retune.compiler.runtime.readable import count
-from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork
+from retune.compiler.tune.extract_dynamic import AnyImport, AnyNetwork, DynamicNetwork
 from retune.compiler.tune.operators import label_of
 from retune.compiler.tune.precision.request import PrecisionChoice
 from retune.compiler.tune.report import CompiledResult, Report
@@ -32,6 +32,7 @@ from retune.compiler.tune.winners import (
     shortlist,
 )
 from retune.flows.device import resolve_device, with_task_runner
+from retune.flows.dynamic_network import import_network
 from retune.flows.events import PhaseAdvanced, PhaseStarted, announce
 from retune.flows.parameters import TuneJob, takes_options
 from retune.storage.files import new_id
@@ -49,13 +50,13 @@ _log = logging.getLogger(__name__)
 
 
 def assign_precisions(
-    chain: Chain, job: TuneJob, network: ImportedNetwork, extracted: ExtractedNetwork, run_id: str
-) -> tuple[ExtractedNetwork, PrecisionChoice | None]:
+    chain: Chain, job: TuneJob, network: AnyImport, extracted: AnyNetwork, run_id: str
+) -> tuple[AnyNetwork, PrecisionChoice | None]:
     """The network with layers in the precisions of the run, and these; `extracted` as it is where float32 was asked
     for. Raises: OptionError for samples that do not fit.
     """
     request = job.precision
-    if request.is_float32:
+    if request.is_float32 or isinstance(network, DynamicNetwork):
         return extracted, None
     announce(PhaseStarted(f"choosing precisions of layers: {request.precision}"))
     machine, seed = (job.target, job.threads, job.options.winograd), job.options.seed
@@ -92,7 +93,7 @@ def compile_network(
     """
     job = resolve_device(TuneJob.of(network, shapes=shapes, home=home, trials=1, **options))
     chain = Chain()
-    imported = ImportedNetwork(job.network, job.shapes)
+    imported = import_network(job)
     extracted = chain.run(extract_tasks, imported, job.target, job.threads, job.options.winograd)
     with open_run(job.location, f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
         extracted, choice = assign_precisions(chain, job, imported, extracted, run.run_id)
@@ -107,9 +108,9 @@ def compile_network(
     return report
 
 
-def seconds_to_compile(extracted: ExtractedNetwork) -> float:
+def seconds_to_compile(extracted: AnyNetwork) -> float:
     """About how long `compile_best` and the report after it take."""
-    return _TO_COMPARE + _TO_CONFIRM * len(extracted.partition.layers())
+    return _TO_COMPARE + _TO_CONFIRM * len(extracted.ways)
 
 
 def _candidate_deadline(job: TuneJob, layers: int) -> float:
@@ -122,7 +123,7 @@ def _candidate_deadline(job: TuneJob, layers: int) -> float:
 @flow(name="compile-best", flow_run_name="compile-{job.label}")
 def compile_best(
     job: TuneJob,
-    extracted: ExtractedNetwork,
+    extracted: AnyNetwork,
     run_id: str,
     workers: Workers,
     rounds: int = 0,
@@ -135,14 +136,14 @@ def compile_best(
     announce(PhaseStarted("selecting the best programs"))
     folder, chain = job.run_folder(run_id), Chain()
     known = chain.run(best_of_every_task, job.location, job.target, job.device, job.threads)
-    best = chain.run(best_records, job.location, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
+    best = chain.run(best_records, job.location, extracted.tasks, job.target, job.device, job.threads, SHORTLIST)
     # Those that matter most come first: the time for programs that no record knows may not suffice for all.
-    layers = sorted(extracted.partition.layers(), key=lambda layer: -layer.weight * layer.tasks[0].flop_count)
+    layers = sorted(extracted.ways, key=lambda layer: -layer[0] * layer[1][0].flop_count)
     announce(PhaseStarted(f"confirming the best programs of {count(len(layers), 'layer')}"))
     timed: list[list[Confirmation]] = []
     until = _candidate_deadline(job, len(layers))
-    for number, layer in enumerate(layers, 1):
-        programs = shortlist(layer.tasks, best, known if monotonic() < until else None)
+    for number, (_, tasks) in enumerate(layers, 1):
+        programs = shortlist(tasks, best, known if monotonic() < until else None)
         timed.append([])
         for task, each in programs:
             timed[-1].append(chain.run(time_programs, task.name, workers, opaque(task), opaque(each)))
@@ -168,8 +169,9 @@ def compile_best(
     # How far outputs may be off where layers are in other precisions than float32.
     request = job.precision if choice is not None and choice.is_mixed else None
     comparison = chain.run(
-        verify, job.network, paths, job.threads, job.options.seed, job.plan, job.gpu, job.instances, opaque(request)
-    )
+        verify, job.network, paths, job.threads, job.options.seed, job.plan, job.gpu, job.instances, opaque(request),
+        opaque(extracted.sample),
+    )  # fmt: skip
     if comparison.keeps_defaults:
         announce(PhaseStarted("keeping the default schedules: with the programs found the network is no faster"))
         tuned = chain.run(compile_to, "defaults", opaque(extracted), {}, path, built, instances)

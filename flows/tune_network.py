@@ -20,13 +20,14 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
-from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork
+from retune.compiler.tune.extract_dynamic import AnyImport, AnyNetwork
 from retune.compiler.tune.operators import label_of
 from retune.compiler.tune.report import Report
 from retune.flows.allocate_trials import allocate_trials
 from retune.flows.cli.launch import command_began
 from retune.flows.compile_network import assign_precisions, compile_best, seconds_to_compile
 from retune.flows.device import resolve_device, with_task_runner
+from retune.flows.dynamic_network import import_network
 from retune.flows.events import PhaseStarted, announce
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.storage.runs import RunLedger
@@ -41,8 +42,8 @@ from retune.tasks.write_report import publish, write_page
 
 
 def share_threads(
-    job: TuneJob, network: ImportedNetwork, extracted: ExtractedNetwork, fingerprint: str
-) -> tuple[TuneJob, ExtractedNetwork]:
+    job: TuneJob, network: AnyImport, extracted: AnyNetwork, fingerprint: str
+) -> tuple[TuneJob, AnyNetwork]:
     """The job with as many instances as do most in a second, and the network for the threads of one instance. What the
     unfinished run of the `fingerprint` has chosen stays.
     """
@@ -53,7 +54,7 @@ def share_threads(
     return jobs[chosen], networks[chosen]
 
 
-def _extract(job: TuneJob, network: ImportedNetwork) -> ExtractedNetwork:
+def _extract(job: TuneJob, network: AnyImport) -> AnyNetwork:
     return extract_tasks(network, job.target, job.threads, job.options.winograd)
 
 
@@ -68,7 +69,7 @@ def _chosen_before(job: TuneJob, fingerprint: str) -> int | None:
     return int(unfinished[-1].describe.get("instances", 1)) if unfinished else None
 
 
-def _measure(job: TuneJob, networks: dict[int, ExtractedNetwork]) -> int:
+def _measure(job: TuneJob, networks: dict[int, AnyNetwork]) -> int:
     announce(PhaseStarted(f"choosing how many instances share {job.threads} threads"))
     with TemporaryDirectory(prefix="retune-") as folder:
         files = {
@@ -89,18 +90,19 @@ def tune_network(network: str, *, shapes: list[str] | None = None, home: str | N
     """Tune `network`, a name of the zoo or the path of an ONNX file, for this machine.
 
     What is None is taken from the settings of the machine that the flow runs on (see `retune.compiler.core.settings`).
-    `shapes` fixes dynamic inputs, each by a string such as `image=1,3,224,224`; `home` is the state folder (./.retune).
+    `shapes` fixes dynamic inputs, each by a string such as `image=1,3,224,224`, or bounds them by ranges such as
+    `ids=1..8,1..512`; `home` is the state folder (./.retune).
     Raises: OptionError, ModelError, TargetError, StoreError, MeasureError.
     """
     return tune(TuneJob.of(network, shapes=shapes, home=home, **options))
 
 
-def tune(job: TuneJob, network: ImportedNetwork | None = None) -> Report:
+def tune(job: TuneJob, network: AnyImport | None = None) -> Report:
     """Tune the network of `job`, which is `network` where that is imported already. Raises: as `tune_network`."""
     began = command_began() or monotonic()
     job = resolve_device(job)
     announce(PhaseStarted(f"extracting the tasks of {job.network}"))
-    chain, imported = Chain(), network or ImportedNetwork(job.network, job.shapes)
+    chain, imported = Chain(), network or import_network(job)
     extracted = chain.run(extract_tasks, imported, job.target, job.threads, job.options.winograd)
     fingerprint = job.fingerprint(extracted.task_keys)
     if job.options.objective == THROUGHPUT:

@@ -102,7 +102,7 @@ def confirm_operator(job: TuneJob, extracted: Extracted, workers: Workers) -> Co
     """Time the best programs of the job's operator in turn; the winner must be right in a fresh process."""
     (task,) = extracted.tasks
     chain = Chain()
-    best = chain.run(best_records, job.location, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
+    best = chain.run(best_records, job.location, extracted.tasks, job.target, job.device, job.threads, SHORTLIST)
     ((_, programs),) = shortlist([task], best)
     timed = chain.run(time_programs, task.name, workers, opaque(task), opaque(programs))
     return chain.run(confirm, workers, opaque([timed]))[0]

@@ -19,21 +19,23 @@ from retune.compiler.runtime.arguments import path_of, require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
 from retune.compiler.runtime.executor.library import Library
 from retune.compiler.tune.explain import Explanation
-from retune.compiler.tune.extract import ExtractedNetwork, ImportedNetwork, extract_network
+from retune.compiler.tune.extract import Extracted, ImportedNetwork
+from retune.compiler.tune.extract_dynamic import ExtractedDynamic
 from retune.compiler.tune.precision.request import Metric, PrecisionChoice, PrecisionRequest, require_precision
 from retune.compiler.tune.precision.samples import read_samples, save_samples
+from retune.compiler.vm.executable import Executable
 from retune.flows.cli.commands.arguments import home_of, state_folder_of
 from retune.flows.cli.commands.compile import HOST, choose_precisions
 from retune.flows.cli.commands.export import export_model
 from retune.flows.cli.kernel_explainer import KernelExplainer
-from retune.flows.dynamic_network import compile_dynamic, tune_dynamic
+from retune.flows.dynamic_network import compile_dynamic, import_network
 from retune.flows.parameters import TuneJob
 from retune.models import Model, is_torch_module, model_of
 from retune.network import Network, NetworkReport
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunInfo, RunLedger
 from retune.storage.store_url import Location
-from retune.tasks.find_programs import find_programs
+from retune.tasks.find_programs import find_programs, symbolic_programs
 from retune.tuning import run_tuning
 
 _log = logging.getLogger(__name__)
@@ -114,7 +116,8 @@ def tune(
     This is `retune tune`: the same flow, records, resumption after an interruption, and report. The search ends after
     so many `minutes` or `trials`, or by `effort`: "quick", "standard" (the default) or "thorough", which are 16, 64 and
     256 trials for each kind of kernel. The same call again searches no more and takes the result from the store. With
-    a range in `shapes` kernels are tuned for a sample of shapes, log-uniform over the ranges, again by every such call.
+    a range in `shapes` kernels are tuned for a sample of shapes, log-uniform over the ranges, or that of a file, the
+    option `sample`.
     `model`, `args`, `kwargs`, `shapes`, `store`, `precision`, `tolerance` and `calibrate` are as for `compile`, and
     `metric` is a name. Precisions are chosen before the search, and what was chosen is tuned. `options` are further
     options of `retune tune` by name, such as `{"threads": 1, "seed": 7}`. Where the untuned network was faster, it is
@@ -150,11 +153,8 @@ def tune(
     # request has no budget in it.
     limits = {"minutes": minutes, "trials": 1 if trials is None else trials}
     job = TuneJob.of(known.source, shapes=texts, home=home, **{**chosen, **limits})
-    if has_sizes(texts) or job.options.sample:
-        each = EFFORTS[effort or "standard"] if minutes is None and trials is None else None
-        compiler = tune_dynamic(job, print if progress else lambda _: None, each)
-        return Network(compiler.get_exec(), known.signature)
-    extracted = extract_network(known.source, job.target, job.threads, texts, job.options.winograd)
+    imported = import_network(job)
+    extracted = imported.extract(job.target, job.threads, job.options.winograd)
     if minutes is None and trials is None:
         trials = EFFORTS[effort or "standard"] * max(1, len(extracted.tasks))
     chosen.update(minutes=minutes, trials=trials)
@@ -169,6 +169,10 @@ def tune(
         of_network = (run for run in ended if run.describe.get("network") == job.network)
         # A fleet's device changes the fingerprint, so that it only decides where several runs ended meanwhile.
         done = max(of_network, key=lambda run: (run.fingerprint == wanted, run.run_id))
+    if isinstance(extracted, ExtractedDynamic):
+        programs = symbolic_programs(job.location, job.target, job.threads)
+        explainer = KernelExplainer(extracted, programs, job.location)
+        return Network(Executable.load(_fastest(job, done)), known.signature, explainer)
     library = Library.load(_fastest(job, done))
     choice = PrecisionChoice.from_json(done.precision) if done.precision else None
     if library.instances > 1 or choice:  # for a part of the threads, or with layers in other precisions
@@ -296,7 +300,7 @@ def _flags(options: Mapping[str, object], shapes: Sequence[str], store: str | No
     return flags
 
 
-def _finish(job: TuneJob, extracted: ExtractedNetwork, trials: int | None, minutes: float | None) -> RunInfo | None:
+def _finish(job: TuneJob, extracted: Extracted, trials: int | None, minutes: float | None) -> RunInfo | None:
     """A finished run of the same request with at least this budget; the fastest of several."""
     wanted = job.fingerprint(extracted.task_keys)
     runs = []

@@ -15,7 +15,7 @@ from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.kernel_row import KernelRow
-from retune.compiler.tune.extract import ExtractedNetwork
+from retune.compiler.tune.extract_dynamic import AnyNetwork, ExtractedDynamic
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class SavedNetwork:
 @task(name="compile", task_run_name="compile-{label}", cache_policy=NO_CACHE)
 def compile_to(
     label: str,
-    extracted: ExtractedNetwork,
+    extracted: AnyNetwork,
     best: Mapping[str, TaskProgram],
     path: Path,
     kernels: Mapping[tuple[str, str], KernelArtifact],
@@ -39,6 +39,9 @@ def compile_to(
     that were built when the programs were confirmed. What the kernels use is in the report, and not logged. The file
     says how many `instances` are meant to run at a time.
     """
+    if isinstance(extracted, ExtractedDynamic):
+        compiled = extracted.compile(best)
+        return SavedNetwork(compiled.save(path), compiled.coverage)
     network = extracted.compile(best, build=reuse_kernels(kernels, build_in_parallel))
     if instances > 1:
         network = replace(network, metadata={**network.metadata, "instances": instances})

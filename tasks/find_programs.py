@@ -9,7 +9,8 @@ from retune.compiler.core import config
 from retune.compiler.core.gpu_facts import capability_of
 from retune.compiler.measure.record import MeasureRecord, TaskProgram
 from retune.compiler.runtime.cuda.driver_interface import GpuDevice
-from retune.compiler.tune.extract import ExtractedNetwork
+from retune.compiler.tune.extract import Extracted, ExtractedNetwork
+from retune.compiler.vm.subgraph import is_symbolic
 from retune.storage.base import speed
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.store_url import Location
@@ -48,6 +49,26 @@ def best_programs(home: Location, target: str, threads: int) -> dict[str, TaskPr
     return {key: record.program for key, record in fastest.items()}
 
 
+def symbolic_programs(home: Location, target: str, threads: int) -> dict[str, TaskProgram]:
+    """The best program of every task with symbolic extents on the CPU of this machine, by task key: as `find_programs`,
+    among the programs that were timed for the shapes of the newest confirmation, else of the newest record.
+
+    Raises: StoreError.
+    """
+    store, device = ParquetRecordStore(home), config.device_name()
+    best: dict[str, TaskProgram] = {}
+    for key in store.best_per_task(target, device, threads):
+        if not is_symbolic(key):
+            continue
+        rows = store.records(key, target, device, threads=threads, confirmations=True)
+        confirmation = _newest(rows)
+        latest = confirmation or [row for row in rows if math.isfinite(row.seconds)][-1]
+        sample = {shape.sizes: shape.weight for shape in latest.shapes}
+        timed = [row for record in rows if (row := record.over(sample)) is not None]
+        best[key] = _best(timed, confirmation, min(timed, key=speed))
+    return best
+
+
 def _newest(records: Iterable[MeasureRecord]) -> MeasureRecord | None:
     """The newest confirmation among the records of the ways to compute one layer."""
     confirmations = (record for record in records if record.is_confirmation)
@@ -78,7 +99,7 @@ def threads_of_records(extracted: ExtractedNetwork, home: Location, gpu: GpuDevi
     return sorted({record.threads for record in records} - {extracted.threads})
 
 
-def record_scope(extracted: ExtractedNetwork, gpu: GpuDevice | None) -> dict[str, Any]:
+def record_scope(extracted: Extracted, gpu: GpuDevice | None) -> dict[str, Any]:
     """Which records count for a network here, as arguments of a store's queries: target, device and threads."""
     device: str | None = config.device_name()
     threads: int | None = extracted.threads

@@ -13,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 
 from retune.compiler.measure.record import MeasureRecord
 from retune.compiler.model.features import FEATURE_VERSION
+from retune.compiler.schedule.task import SearchTask
 from retune.storage.artifacts import ArtifactStore, content_key
 from retune.storage.checkpoints import CheckpointStore
 from retune.storage.compaction import Compaction, Retention, compact
@@ -88,19 +89,23 @@ def store(name: str, home: Location, records: Sequence[MeasureRecord]) -> None:
 
 @task(name="best-records", task_run_name="best-records", cache_policy=NO_CACHE)
 def best_records(
-    home: Location, keys: Sequence[str], target: str, device: str, threads: int, top: int
+    home: Location, tasks: Sequence[SearchTask], target: str, device: str, threads: int, top: int
 ) -> dict[str, tuple[MeasureRecord, ...]]:
-    """The `top` fastest successful records of every task that has any, fastest first; a record only looked at, too
-    slow for repeats, comes after all others.
+    """The `top` fastest successful records of every task that has any, by its key, fastest first; a record only looked
+    at, too slow for repeats, comes after all others. The fastest records at each shape of a task follow.
     """
     records = ParquetRecordStore(home)
     best: dict[str, tuple[MeasureRecord, ...]] = {}
-    for key in keys:
-        candidates = records.records(task_key=key, target=target, device=device, threads=threads)
-        timed = (record for record in candidates if record.costs)
-        ranked = sorted(timed, key=lambda record: (record.censored, record.seconds))
-        if ranked:
-            best[key] = tuple(ranked[:top])
+    for own in tasks:
+        candidates = records.records(task_key=own.workload_key, target=target, device=device, threads=threads)
+        fitted = [row for record in candidates if record.costs and (row := record.over(own.sample)) is not None]
+        ranked = sorted(fitted, key=lambda record: (record.censored, record.seconds))
+        chosen = {record.record_id: record for record in ranked[:top]}
+        for number in range(len(own.shapes) if ranked else 0):
+            fastest = min(ranked, key=lambda record: min(record.shapes[number].costs))
+            chosen.setdefault(fastest.record_id, fastest)
+        if chosen:
+            best[own.workload_key] = tuple(chosen.values())
     return best
 
 

@@ -10,7 +10,7 @@ from retune.compiler.frontend.network import network_bytes
 from retune.compiler.measure.processes.device_lock import device_key, device_lock
 from retune.compiler.measure.processes.worker_process import WorkerProcess
 from retune.compiler.measure.record import TaskProgram
-from retune.compiler.schedule.task import SearchTask
+from retune.compiler.schedule.task import SampledShape, SearchTask
 from retune.compiler.tune.limits import MachineLimits
 from retune.compiler.tune.precision.request import PrecisionRequest
 from retune.compiler.tune.report import Comparison
@@ -52,11 +52,12 @@ def verify(
     gpu: int | None = None,
     instances: int = 1,
     precision: PrecisionRequest | None = None,
+    shapes: Sequence[SampledShape] = (),
 ) -> Comparison:
     """Compare compiled networks, by name, with each other and with ONNX Runtime: outputs, and the time of so many
     `instances` that run at a time. With a plan that is done on the device of a fleet, with one instance; `gpu` is the
     number of this machine's GPU that the networks are for. `precision` says how far outputs may be off where layers
-    are in other precisions than float32.
+    are in other precisions than float32; networks of dynamic shapes are compared at `shapes`.
     """
     model = network_bytes(network)
     if plan is not None:
@@ -64,7 +65,9 @@ def verify(
     with device_lock(device_key(gpu)), WorkerProcess() as worker:
         # A fresh process: a network that crashes ends it alone, and no thread of the run disturbs the timing.
         compare = "retune.compiler.tune.compare:compare_networks"
-        comparison: Comparison = worker.call(compare, dict(compiled), model, threads, seed, instances, precision)
+        comparison: Comparison = worker.call(
+            compare, dict(compiled), model, threads, seed, instances, precision, shapes
+        )
     return comparison
 
 

@@ -13,6 +13,7 @@ from operator import attrgetter
 
 from retune.compiler.core.errors import ScheduleError
 from retune.compiler.core.target import HardwareParams
+from retune.compiler.ir import trace
 from retune.compiler.ir.dims import Assumptions
 from retune.compiler.ir.dot import Pair
 from retune.compiler.ir.expr import Buffer, Var
@@ -78,7 +79,10 @@ def lower_symbolic(
     passes = cpu_passes(replace(hardware, stack_bytes=sys.maxsize), layout, dots)
     # No extent is negative, whatever its formula says, so no divisor that is made of extents is 0.
     with Assumptions({}, ()):
-        return _lower_all(tensors, name, hardware, passes, steps)
+        function = _lower_all(tensors, name, hardware, passes, steps)
+    if isinstance(function, LoopFunction):
+        trace.show(trace.LOOPS, name, "loop IR", lambda: str(function))
+    return function
 
 
 def _lower_all(

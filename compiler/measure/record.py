@@ -7,7 +7,7 @@ invented cost.
 
 import math
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Self
@@ -21,6 +21,9 @@ SCHEMA_VERSION = 3
 
 UNTESTED_CANDIDATES = UNTESTED_CANDIDATE, FITTED_CANDIDATE = "guess", "guess, transfer"
 """The `mutation` of the record of an untested candidate, and of one fitted from a similar task."""
+
+BY_SIZE = "by size"
+"""The `mutation` of a kernel of several programs, one for each range of sizes, which are records themselves."""
 
 CONFIRMED = "confirmed"
 """How the `mutation` of a confirmation begins: the row of a program that a run timed again at its end and that is
@@ -136,8 +139,8 @@ class MeasureRecord:
 
     @property
     def is_unsearched(self) -> bool:
-        """Whether the compilation of a network measured the program as an untested candidate, outside of any search."""
-        return self.mutation in UNTESTED_CANDIDATES
+        """Whether the compilation of a network made and measured the program, outside of any search."""
+        return self.mutation in (*UNTESTED_CANDIDATES, BY_SIZE)
 
     @property
     def is_confirmation(self) -> bool:
@@ -163,6 +166,18 @@ class MeasureRecord:
         if self.status is not MeasureStatus.OK or not self.costs:
             return float("inf")
         return min(self.costs)
+
+    def over(self, weights: Mapping[str, float]) -> "MeasureRecord | None":
+        """The record with the costs that are expected for calls with these sizes, as JSON text, by their weights; None
+        where it was not timed with all of them. Without weights, and for a failure, it is the record itself.
+        """
+        if not weights or self.status is not MeasureStatus.OK:
+            return self
+        known = {shape.sizes: shape for shape in self.shapes}
+        if not weights.keys() <= known.keys():
+            return None
+        shapes = tuple(replace(known[sizes], weight=weight) for sizes, weight in weights.items())
+        return replace(self, costs=mean_costs(shapes), shapes=shapes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ It is frozen and picklable. Equal computations have equal keys, unless they are 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from retune.compiler.core.target import HardwareParams, Target
 from retune.compiler.runtime.readable import html_table
@@ -104,11 +105,27 @@ class SearchTask:
         )
 
     @property
+    def sample(self) -> dict[str, float]:
+        """The weights of its shapes by their text; empty for a task of one shape."""
+        return {shape.text: shape.weight for shape in self.shapes}
+
+    @property
+    def fixed_dags(self) -> tuple[tuple[ComputeDAG, float], ...]:
+        """The computation at each of its shapes with its weight; that of one shape itself."""
+        return _fixed_dags(self.dag, self.shapes)
+
+    @property
     def flop_count(self) -> float:
         """Floating-point operations of one call; of an expected call, if it has shapes."""
-        if not self.shapes:
-            return self.dag.flop_count
-        return sum(shape.weight * self.at(shape.sizes).flop_count for shape in self.shapes)
+        return sum(weight * dag.flop_count for dag, weight in self.fixed_dags)
+
+
+@lru_cache(maxsize=1024)
+def _fixed_dags(dag: ComputeDAG, shapes: tuple[SampledShape, ...]) -> tuple[tuple[ComputeDAG, float], ...]:
+    if not shapes:
+        return ((dag, 1.0),)
+    tensors = (*dag.inputs, *dag.outputs)
+    return tuple((ComputeDAG(instantiate(tensors, shape.sizes)), shape.weight) for shape in shapes)
 
 
 def restored_task(

@@ -31,7 +31,6 @@ class _Blocks:
     search: SketchPolicy | None
     seconds: float = inf
     proposed: set[str] = field(default_factory=set)
-    is_exhausted: bool = False
 
 
 class BlockSearch:
@@ -63,18 +62,16 @@ class BlockSearch:
         programs: list[TaskProgram] = []
         untried = [blocks for blocks in self._blocks.values() if dump_steps(blocks.steps) not in blocks.proposed]
         # Default schedules of blocks of all sizes say which sizes are worth a search.
-        searched = [blocks for blocks in self._blocks.values() if blocks.search and not blocks.is_exhausted]
+        searched = [(blocks, blocks.search) for blocks in self._blocks.values() if blocks.search]
         for blocks in untried[: count if not searched else -(-count // 2)]:
             programs.append(self._propose(blocks, TaskProgram("", "[]", mutation=mutation.SAMPLE)))
-        ranked = sorted(searched, key=lambda blocks: blocks.seconds)
-        # The best size has half of the round, and the others take turns.
-        other = ranked[1:][round_index % max(len(ranked) - 1, 1) :][:1]
-        for number, blocks in enumerate((*ranked[:1], *other)):
+        ranked = sorted(searched, key=lambda pair: pair[0].seconds)
+        # The best size has half of the round, and the others take turns; more of them where one has nothing left.
+        start = round_index % max(len(ranked) - 1, 1)
+        for number, (blocks, search) in enumerate((*ranked[:1], *ranked[1:][start:], *ranked[1:][:start])):
             left = count - len(programs)
-            wanted = left if number or not other else -(-left // 2)
-            schedules = blocks.search.ask(wanted, round_index, spent) if blocks.search and wanted else ()
-            blocks.is_exhausted = wanted > 0 and not schedules
-            programs += [self._propose(blocks, program) for program in schedules]
+            wanted = -(-left // 2) if number == 0 and len(ranked) > 1 else left
+            programs += [self._propose(blocks, program) for program in search.ask(wanted, round_index, spent)]
         return tuple(programs)
 
     def tell(self, results: Sequence[TaskProgram]) -> None:
@@ -97,6 +94,11 @@ class BlockSearch:
             search = self._blocks[sizes].search
             assert search is not None, "only schedules that a search may have are told"
             search.tell(own)
+
+    @property
+    def block_keys(self) -> set[str]:
+        """The workload keys of full blocks, of which the cost model learns."""
+        return {blocks.search.task.workload_key for blocks in self._blocks.values() if blocks.search}
 
     @property
     def best_seconds(self) -> float:

@@ -1,11 +1,10 @@
-"""Tunes tasks with symbolic extents for a distribution of shapes, in this process.
+"""The sample of shapes that a network of dynamic shapes is tuned for, and its use by tasks.
 
 The score of a program is its expected time over the task's sample of shapes. At the end at most a few programs with
-one layout of constants become one kernel, which is timed in turn with the best single program and the default schedule.
+one layout of constants become one kernel, which is timed in turn with the single programs and the default schedule.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite, prod
 
@@ -15,24 +14,15 @@ from retune.compiler.core.errors import OptionError, ShapeMismatchError
 from retune.compiler.core.input_shapes import WeightedShapes, read_shapes
 from retune.compiler.graph.program import Program
 from retune.compiler.graph.region import bind
-from retune.compiler.measure.measurer import LocalMeasurer
-from retune.compiler.measure.record import DEFAULT_SCHEDULE, Measurement, TaskProgram
-from retune.compiler.model.boosted_trees import XGBModel
-from retune.compiler.runtime.readable import milliseconds
-from retune.compiler.schedule.steps import dump_steps, load_steps
+from retune.compiler.measure.record import BY_SIZE, Measurement, TaskProgram
+from retune.compiler.schedule.steps import SizeLimit, dump_steps, load_steps
 from retune.compiler.schedule.task import SampledShape, SearchTask
-from retune.compiler.search.block_search import BlockSearch
 from retune.compiler.search.choose_by_size import TimedProgram, choose_by_size
-from retune.compiler.search.options import SearchOptions
-from retune.compiler.tune.tuning import default_program
-from retune.compiler.tune.tuning_loop import EMPTY_ROUND, Budget, TaskProgress, TuningLoop, first_state
-from retune.compiler.tune.winners import Confirmation, confirm_fastest, time_again
 
 SAMPLE = 8
 """Shapes of a sample: each is timed for every program."""
 _MOST = 16
 """Most shapes that a file gives a sample."""
-_BATCH = 16
 
 
 def log_uniform(ranges: Mapping[str, tuple[int, int]], count: int = SAMPLE, seed: int = 0) -> tuple[SampledShape, ...]:
@@ -56,6 +46,23 @@ def log_uniform(ranges: Mapping[str, tuple[int, int]], count: int = SAMPLE, seed
     )
 
 
+def sample_of(program: Program, path: str | None, seed: int) -> tuple[SampledShape, ...]:
+    """The sample of a network's symbols: that of the file of shapes at `path`, else log-uniform over its ranges.
+
+    Raises: OptionError where a symbol of the inputs has no range, or the file no shapes that fit.
+    """
+    for param in program.inputs:
+        if not param.is_tensor or param.dims is None or None in param.dims:
+            raise OptionError(f"the shape of the input {param} is not known, so its kernels cannot be tuned for shapes")
+    if path:
+        return read_sample(path, program)
+    symbols = sorted({dim for param in program.inputs for dim in param.dims or () if isinstance(dim, str)})
+    if free := [symbol for symbol in symbols if symbol not in program.ranges]:
+        raise OptionError(f"{free[0]} has no range to tune for: give each symbol a range, or --shapes a file")
+    ranges = {symbol: program.ranges[symbol] for symbol in symbols}
+    return log_uniform({symbol: (max(low, 1), high) for symbol, (low, high) in ranges.items()}, seed=seed)
+
+
 def read_sample(path: str, program: Program) -> tuple[SampledShape, ...]:
     """The sample of a network's symbols that a file of shapes gives, see `read_shapes`. Where these are many, parts of
     equal weight have a shape each.
@@ -70,14 +77,23 @@ def read_sample(path: str, program: Program) -> tuple[SampledShape, ...]:
             raise OptionError(f"{entry.where}: no shape says what {missing[0]} is: name an input that has it")
         row = tuple(sizes[symbol] for symbol in symbols)
         weights[row] = weights.get(row, 0.0) + entry.weight
-    rows = sorted(weights, key=lambda row: (prod(row), row))
-    middles = np.cumsum([weights[row] for row in rows]) - [weights[row] / 2 for row in rows]
     total = sum(weights.values())
-    parts: dict[int, list[tuple[int, ...]]] = {}
-    for number, (row, middle) in enumerate(zip(rows, middles, strict=True)):
-        parts.setdefault(number if len(rows) <= _MOST else int(middle / total * _MOST), []).append(row)
-    shares = ((part[len(part) // 2], sum(weights[row] for row in part) / total) for part in parts.values())
-    return tuple(SampledShape(dict(zip(symbols, row, strict=True)), share) for row, share in shares)
+    shapes = (SampledShape(dict(zip(symbols, row, strict=True)), share / total) for row, share in weights.items())
+    return represent(tuple(shapes), _MOST)
+
+
+def represent(shapes: Sequence[SampledShape], most: int) -> tuple[SampledShape, ...]:
+    """The shapes from the smallest on; where these are more than `most`, one for each part of equal weight."""
+    ordered = sorted(shapes, key=lambda shape: (prod(shape.sizes.values()), *shape.sizes.values()))
+    if len(ordered) <= most:
+        return tuple(ordered)
+    weights = np.array([shape.weight for shape in ordered])
+    numbers = ((np.cumsum(weights) - weights / 2) * most).astype(int)
+    parts = [[shape for shape, part in zip(ordered, numbers, strict=True) if part == number] for number in set(numbers)]
+    return tuple(
+        SampledShape(part[len(part) // 2].sizes, sum(shape.weight for shape in part))
+        for part in sorted(parts, key=lambda part: ordered.index(part[0]))
+    )
 
 
 def _sizes_of(entry: WeightedShapes, program: Program) -> dict[str, int]:
@@ -106,67 +122,20 @@ def with_shapes(task: SearchTask, symbols: Mapping[str, str], sample: Sequence[S
     return replace(task, shapes=tuple(shapes))
 
 
-class _ShapedTask(TaskProgress):
-    """A task with its search, and what was measured, by steps text."""
-
-    def __init__(self, task: SearchTask, weight: float, search: BlockSearch) -> None:
-        super().__init__(task, first_state(task, weight))
-        self.search = search
-        self.measured: dict[str, Measurement] = {}
-
-
-def tune_by_shape(
-    tasks: Sequence[tuple[SearchTask, float]],
-    measurer: LocalMeasurer,
-    budget: Budget,
-    options: SearchOptions | None = None,
-    seed: int = 0,
-    tell: Callable[[str], None] = lambda _: None,
-    patience: int = 0,
-) -> list[Confirmation]:
-    """Spend the budget on tasks with `shapes`, each with the weight of its calls, and confirm the best kernel of each,
-    of at most `MOST_PROGRAMS` programs. `tell` is called with a line after each round, and after `patience` trials
-    without a gain (0: never) the search ends.
-
-    Raises: MeasureError when nothing can be measured.
+def combine_by_size(
+    task: SearchTask, programs: Sequence[TaskProgram], results: Sequence[Measurement]
+) -> TaskProgram | None:
+    """A kernel of at most a few of the `programs`, each for a range of sizes, by their times at each shape in
+    `results`; None where a single program is as good, and for a task of one shape.
     """
-    model, began = XGBModel(seed=seed, threads=1), time.monotonic()
-    shaped = [_ShapedTask(task, weight, BlockSearch(task, model, options, seed)) for task, weight in tasks]
-    loop = TuningLoop(shaped, seed=seed)
-    for round_ in loop.rounds_until(budget, _BATCH, patience, clock=lambda: time.monotonic() - began):
-        own = loop.tasks[round_.index]
-        first = () if own.measured else (default_program(own.task),)
-        candidates = (*first, *own.search.ask(round_.count - len(first), own.state.rounds, round_.spent))
-        if not candidates:
-            loop.exhaust(round_.index, EMPTY_ROUND)
-            continue
-        steps = [load_steps(program.steps) for program in candidates]
-        results = measurer.measure(own.task, steps, own.state.best_seconds)
-        own.measured |= {program.steps: result for program, result in zip(candidates, results, strict=True)}
-        told = [replace(program, seconds=result.seconds) for program, result in zip(candidates, results, strict=True)]
-        own.search.tell(told)
-        loop.finish_round(round_.index, told)
-        loop.elapsed = time.monotonic() - began
-        tell(f"{own.task.name}: {len(own.measured)} programs, {milliseconds(own.state.best_seconds)} ms")
-    timed = [
-        time_again(own.task, shortlist(own.task, own.measured), measurer.builder, measurer.runner) for own in shaped
-    ]
-    return confirm_fastest(timed, measurer.runner)
-
-
-def shortlist(task: SearchTask, measured: Mapping[str, Measurement]) -> tuple[TaskProgram, ...]:
-    """The fastest single program, and the kernel of a few programs, of those `measured` by steps text."""
-    timed = {text: result for text, result in measured.items() if isfinite(result.seconds) and result.shapes}
-    texts = [min(timed, key=lambda text: timed[text].seconds)] if timed else []
-    texts.append(dump_steps(choose_by_size(task, [_timed_program(text, result) for text, result in timed.items()])))
-    return tuple(
-        TaskProgram(task.workload_key, text, mutation=DEFAULT_SCHEDULE if text == "[]" else "by size")
-        for text in dict.fromkeys(texts)
-        if text != "[]"
-    )
-
-
-def _timed_program(text: str, result: Measurement) -> TimedProgram:
-    assert result.artifact is not None, "what was timed was built"
-    layout = tuple(arg.packing for arg in result.artifact.args)
-    return TimedProgram(load_steps(text), tuple(min(shape.costs) for shape in result.shapes), layout)
+    if not task.shapes:
+        return None
+    timed: list[TimedProgram] = []
+    for program, result in zip(programs, results, strict=True):
+        steps = load_steps(program.steps)
+        if result.artifact and isfinite(result.seconds) and not any(isinstance(step, SizeLimit) for step in steps):
+            layout = tuple(arg.packing for arg in result.artifact.args)
+            timed.append(TimedProgram(steps, tuple(min(shape.costs) for shape in result.shapes), layout))
+    text = dump_steps(choose_by_size(task, timed)) if timed else programs[-1].steps
+    known = {program.steps for program in programs}
+    return None if text in known else TaskProgram(task.workload_key, text, mutation=BY_SIZE)

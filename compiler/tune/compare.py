@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,18 +24,23 @@ from retune.compiler.core.target import Target
 from retune.compiler.frontend.offload.wider import Arrays as Inputs
 from retune.compiler.frontend.offload.wider import Outputs
 from retune.compiler.graph.ir import Value
+from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.executor.executors import executor_of
 from retune.compiler.runtime.executor.graph_executor import GraphExecutor
 from retune.compiler.runtime.executor.library import Library
-from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.threads.contention import ContentionMeter
+from retune.compiler.schedule.task import SampledShape
 from retune.compiler.tune import openvino
 from retune.compiler.tune.accuracy import errors_of, find_error_limits
+from retune.compiler.tune.by_shape import represent
+from retune.compiler.tune.machine_at import MachineAt
 from retune.compiler.tune.onnx_runtime import OnnxRuntime, is_installed
 from retune.compiler.tune.precision.errors import error_of
 from retune.compiler.tune.precision.request import PrecisionRequest
 from retune.compiler.tune.precision.samples import hold_out, read_samples
 from retune.compiler.tune.report import ROUGH, TOLERANCE, Comparison, Contender
+from retune.compiler.vm.executable import Executable
+from retune.compiler.vm.machine import VirtualMachine
 
 REFERENCE = "ONNX Runtime"
 OPENVINO, OPENVINO_DEFAULT = "OpenVINO float32", "OpenVINO default ({precision})"
@@ -46,6 +51,8 @@ _AGREEING, _AGREEMENT = 3, 1.03
 """The passes end when so many of each contender are within this factor of its fastest."""
 _PASS_SECONDS = 0.05
 _TOTAL_SECONDS = 10.0
+_MOST_SHAPES = 3
+"""At so many shapes networks of dynamic shapes are compared."""
 _CHOICE_SECONDS = 3.0
 """After so many seconds no pass begins that compares two numbers of instances."""
 _LEAST_CALLS = 4
@@ -53,6 +60,8 @@ _LEAST_CALLS = 4
 _PAUSE_SECONDS = 0.02
 """Between passes: long enough for the idle threads of the engine before to stop spinning."""
 
+Executor = GraphExecutor | MachineAt
+"""Runs one of our networks on inputs of fixed shapes."""
 Run = Callable[[], object]
 """Runs a network once."""
 Result = TypeVar("Result")
@@ -70,9 +79,17 @@ class _Peers:
     optimized: Outputs | None = None
     """The outputs of ONNX Runtime with its graph optimizations."""
     notes: list[str] = field(default_factory=list)
+    sessions: dict[str, Any] = field(default_factory=dict)
+    """What was opened before, by name: comparisons at several shapes share it."""
+
+    def _open(self, name: str, make: Callable[[], Result]) -> Result:
+        if name not in self.sessions:
+            self.sessions[name] = make()
+        opened: Result = self.sessions[name]
+        return opened
 
     def add_onnx_runtime(
-        self, executor: GraphExecutor, seed: int, given: Inputs | None, *, is_quantized: bool
+        self, executor: Executor, seed: int, given: Inputs | None, *, is_quantized: bool
     ) -> Inputs | None:
         """Run ONNX Runtime on the inputs `given`, else on random inputs of `executor`; return them, or None if it has
         no session.
@@ -82,7 +99,9 @@ class _Peers:
             return None
         inputs: Inputs | None = None
         try:
-            sessions = [OnnxRuntime(self.model, self.threads) for _ in range(self.instances)]
+            sessions = self._open(
+                REFERENCE, lambda: [OnnxRuntime(self.model, self.threads) for _ in range(self.instances)]
+            )
             inputs = given or _comparable_inputs(executor, seed, sessions[0].run)
             self.outputs[REFERENCE] = self.optimized = sessions[0].run(inputs)
             self.runs[REFERENCE] = [partial(session.run, inputs) for session in sessions]
@@ -101,8 +120,9 @@ class _Peers:
         if not openvino.is_installed():
             return
         try:
+            about = self.model, self.threads, self.instances
             for name, is_float32 in ((OPENVINO, True), (OPENVINO_DEFAULT, False)):
-                peer = openvino.OpenVino(self.model, self.threads, self.instances, is_float32=is_float32)
+                peer = self._open(name, partial(openvino.OpenVino, *about, is_float32=is_float32))
                 if is_float32 or peer.precision != "f32":
                     label = name.format(precision=peer.precision)
                     self.outputs[label] = peer.run(inputs)
@@ -142,20 +162,51 @@ def compare_networks(
     seed: int,
     instances: int = 1,
     precision: PrecisionRequest | None = None,
+    shapes: Sequence[SampledShape] = (),
 ) -> Comparison:
     """Run and time every compiled network of `networks`, by name, and on `model` ONNX Runtime and OpenVINO where they
     are installed, on `threads` threads and the same seeded inputs, so many `instances` at a time. With a `precision`
-    the inputs are a held-out sample, and errors are by its metric and within its tolerance.
+    the inputs are a held-out sample, and errors are by its metric and within its tolerance. Networks of dynamic shapes
+    are compared at a few shapes that represent `shapes`.
 
     Raises: ArtifactError.
     """
+    if shapes:
+        return _compare_at_shapes(networks, model, threads, seed, represent(shapes, _MOST_SHAPES))
     libraries = {name: Library.load(path) for name, path in networks.items()}
-    loaded = [library.network for library in libraries.values()]
     pools = {name: _executors(library, threads, instances) for name, library in libraries.items()}
+    kernels = [kernel for library in libraries.values() for kernel in library.network.kernels]
+    return _compare(pools, kernels, _Peers(model, threads, instances), seed, precision)
+
+
+def _compare_at_shapes(
+    networks: Mapping[str, Path], model: bytes, threads: int, seed: int, shapes: Sequence[SampledShape]
+) -> Comparison:
+    """The comparison of networks of dynamic shapes: the weighted mean of those at each of the shapes."""
+    loaded = {name: Executable.load(path) for name, path in networks.items()}
+    machines = {name: VirtualMachine(executable, threads=threads) for name, executable in loaded.items()}
+    kernels = [kernel for executable in loaded.values() for kernel in executable.library.kernels]
+    parts, sessions = [], dict[str, Any]()
+    for shape in shapes:
+        pools = {name: [MachineAt(machine, loaded[name], shape.sizes)] for name, machine in machines.items()}
+        peers = _Peers(model, threads, 1, sessions=sessions)
+        parts.append(_compare(pools, kernels, peers, seed, limit=_TOTAL_SECONDS / len(shapes)))
+    return Comparison.of_shapes(parts, [shape.weight for shape in shapes])
+
+
+def _compare(
+    pools: Mapping[str, Sequence[Executor]],
+    kernels: Sequence[KernelArtifact],
+    peers: _Peers,
+    seed: int,
+    precision: PrecisionRequest | None = None,
+    limit: float = _TOTAL_SECONDS,
+) -> Comparison:
+    """The comparison of the networks that `pools` of executors run, with these `kernels`, and of `peers`."""
     executors = [pool[0] for pool in pools.values()]
-    peers = _Peers(model, threads, instances)
+    threads, instances = peers.threads, peers.instances
     inputs = None if precision is None else _held_out(executors[0], precision, seed)
-    is_quantized = precision is None and _is_quantized(loaded)
+    is_quantized = precision is None and _is_quantized(kernels)
     inputs = peers.add_onnx_runtime(executors[0], seed, inputs, is_quantized=is_quantized) or inputs
     inputs = inputs or _comparable_inputs(executors[0], seed, partial(_outputs, executors[0]))
     computed = {name: [_outputs(executor, inputs) for executor in pool] for name, pool in pools.items()}
@@ -164,24 +215,24 @@ def compare_networks(
     runs: dict[str, Sequence[Run]] = {name: [executor.run for executor in pool] for name, pool in pools.items()}
     runs |= peers.runs
     on_gpu = any(len(executor.devices) > 1 for executor in executors)
-    timed = _time_interleaved(runs, threads * instances)
+    timed = _time_interleaved(runs, threads * instances, limit)
     shares = [share for _, share in timed.values() if share is not None]
     # A thread that waits for a GPU, or for another instance, is not disturbed.
     contention = max(shares) if shares and not on_gpu and instances == 1 else None
     outputs |= peers.outputs
     if precision is None:
-        reference, errors, tolerance = peers.judge(outputs, networks, inputs, _tolerances(loaded))
+        reference, errors, tolerance = peers.judge(outputs, pools.keys(), inputs, _tolerances(kernels))
     else:
         reference, tolerance = REFERENCE if REFERENCE in outputs else next(iter(outputs)), precision.allowed
         errors = {name: error_of(precision.metric, [each], [outputs[reference]]) for name, each in outputs.items()}
     contenders = tuple(
-        Contender(name, timed[name][0], None if name == reference else errors[name], is_peer=name not in networks)
+        Contender(name, timed[name][0], None if name == reference else errors[name], is_peer=name not in pools)
         for name in runs
     )
     return Comparison(reference, contenders, "; ".join(peers.notes), tolerance, contention, instances)
 
 
-def _held_out(executor: GraphExecutor, precision: PrecisionRequest, seed: int) -> Inputs:
+def _held_out(executor: Executor, precision: PrecisionRequest, seed: int) -> Inputs:
     """The first held-out sample of the choice of precisions. Raises: OptionError."""
     shapes, dtypes = executor.get_input_info()
     inputs = [Value(name, shape, dtypes[name]) for name, shape in shapes.items()]
@@ -211,22 +262,21 @@ def _executors(library: Library, threads: int, instances: int) -> list[GraphExec
     return [executor_of(library.network, threads, None, library.kernels) for _ in range(instances)]
 
 
-def _is_quantized(networks: Iterable[CompiledNetwork]) -> bool:
+def _is_quantized(kernels: Iterable[KernelArtifact]) -> bool:
     """Whether a network computes with bytes."""
-    return any(buffer.dtype in ("int8", "uint8") for network in networks for buffer in network.plan.buffers)
+    return any(arg.dtype in ("int8", "uint8") for kernel in kernels for arg in kernel.args)
 
 
-def _tolerances(networks: Iterable[CompiledNetwork]) -> tuple[float, float]:
+def _tolerances(kernels: Sequence[KernelArtifact]) -> tuple[float, float]:
     """How far outputs may always be off, and how far they may where nothing says what ONNX Runtime's are off."""
-    known = tuple(networks)
-    used = {buffer.dtype for network in known for buffer in network.plan.buffers}
+    used = {arg.dtype for kernel in kernels for arg in kernel.args}
     # ONNX Runtime does not compute with tf32.
-    uses_tf32 = any(Target(kernel.target).allow_tf32 for network in known for kernel in network.kernels)
+    uses_tf32 = any(Target(kernel.target).allow_tf32 for kernel in kernels)
     least = ROUGH["tf32"] if uses_tf32 else TOLERANCE
     return least, max([least, *(ROUGH[dtype] for dtype in used & ROUGH.keys())])
 
 
-def _comparable_inputs(executor: GraphExecutor, seed: int, reference: Callable[[Inputs], Outputs]) -> Inputs:
+def _comparable_inputs(executor: Executor, seed: int, reference: Callable[[Inputs], Outputs]) -> Inputs:
     """Random inputs whose outputs are numbers by the reference, if that can be had: a mask of attention that leaves a
     token nothing to attend to makes them NaN, and then all integers are 1.
     """
@@ -236,14 +286,14 @@ def _comparable_inputs(executor: GraphExecutor, seed: int, reference: Callable[[
     return _inputs(executor, seed, least=1)
 
 
-def _outputs(executor: GraphExecutor, inputs: Inputs) -> Outputs:
+def _outputs(executor: Executor, inputs: Inputs) -> Outputs:
     for key, array in inputs.items():
         executor.set_input(key, array)
     executor.run()
     return [executor.get_output(index) for index in range(executor.get_num_outputs())]
 
 
-def _inputs(executor: GraphExecutor, seed: int, least: int = 0) -> Inputs:
+def _inputs(executor: Executor, seed: int, least: int = 0) -> Inputs:
     """Random inputs: normal for floats, `least` to 1 for integers, which are legal indices everywhere."""
     rng = np.random.default_rng(seed)
     shapes, dtypes = executor.get_input_info()

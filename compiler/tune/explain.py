@@ -19,7 +19,7 @@ from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.runtime.readable import count, milliseconds
 from retune.compiler.runtime.threads.affinity import last_cache_bytes
-from retune.compiler.schedule.default.shares import moved_bytes
+from retune.compiler.schedule.default.shares import expected_bytes
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step, load_steps
 from retune.compiler.schedule.task import SearchTask
@@ -209,7 +209,9 @@ class Explanation:
 
     @cached_property
     def nest(self) -> str:
-        """The loops of the schedule, drawn."""
+        """The loops of the schedule, drawn; those of a kernel for all shapes are long."""
+        if self.task.shapes:
+            return "blocks of the sizes in the schedule, and smaller ones; the stage `loops` has their loops"
         return str(replay(self.task.dag, self.steps))
 
     @cached_property
@@ -254,7 +256,7 @@ class Explanation:
 
     def _bounds(self, limits: MachineLimits) -> tuple[float, float, str]:
         """Seconds that arithmetic and moving data take at least, and where the data is."""
-        size = moved_bytes(self.task.dag)
+        size = expected_bytes(self.task)
         # The roofline model (Williams, Waterman, Patterson, 2009) with one of two bandwidths.
         is_cached = size <= last_cache_bytes()
         rate, where = (limits.cache_gbs, "the caches") if is_cached else (limits.memory_gbs, "memory")
@@ -279,7 +281,7 @@ class Explanation:
         return "the hot loop is sound, so time goes where tiles are loaded, to threads that wait, or to outer loops"
 
     def _roofline(self) -> str:
-        size = moved_bytes(self.task.dag)
+        size = expected_bytes(self.task)
         lines = [
             f"{self.task.flop_count:,.0f} operations, {size:,} bytes, {self.task.flop_count / size:.1f} operations/byte"
         ]

@@ -22,18 +22,19 @@ from retune.compiler.graph.precision.assign import assign_precisions
 from retune.compiler.graph.precision.layers import Assignment
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.executor.network import CompiledNetwork
-from retune.compiler.schedule.task import SearchTask
+from retune.compiler.schedule.task import SampledShape, SearchTask
 
 
 class Extracted:
     """A network or an operator that is ready to be tuned: `source` as it was asked for, its tuning `tasks` with their
     `weights`, and the bytes of all weights of the network. Tasks with the same number in `layers` compute the same,
-    and only the fastest of them will run: each of the `ways` is a task, its weight and its layer.
+    and only the fastest of them will run: each of the `ways` is a task, its weight and its layer. A network of dynamic
+    shapes has a `sample` of the shapes that it is tuned for.
 
     It has slots and no `__dict__`: as a parameter of a flow, Prefect stores its name and does not write it as JSON.
     """
 
-    __slots__ = ("constant_bytes", "layers", "name", "source", "target", "tasks", "threads", "weights")
+    __slots__ = ("constant_bytes", "layers", "name", "sample", "source", "target", "tasks", "threads", "weights")
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Extracted:
         threads: int,
         ways: Sequence[tuple[SearchTask, int, int]],
         constant_bytes: int = 0,
+        sample: Sequence[SampledShape] = (),
     ) -> None:
         self.source = source
         self.name = name
@@ -52,6 +54,14 @@ class Extracted:
         self.weights = tuple(weight for _, weight, _ in ways)
         self.layers = tuple(layer for _, _, layer in ways)
         self.constant_bytes = constant_bytes
+        self.sample = tuple(sample)
+
+    @property
+    def ways(self) -> list[tuple[int, tuple[SearchTask, ...]]]:
+        """The weight of each layer, and the tasks that compute it."""
+        weights = dict(zip(self.layers, self.weights, strict=True))
+        pairs = list(zip(self.layers, self.tasks, strict=True))
+        return [(weight, tuple(task for layer, task in pairs if layer == own)) for own, weight in weights.items()]
 
     @property
     def task_keys(self) -> tuple[str, ...]:

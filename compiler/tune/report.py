@@ -59,6 +59,26 @@ class Comparison:
     contention: float | None = None
     instances: int = 1
 
+    @classmethod
+    def of_shapes(cls, parts: Sequence[Self], weights: Sequence[float]) -> Self:
+        """The comparison over shapes with weights: mean latencies, and of each contender the largest error, as a share
+        of what is allowed at its shape.
+        """
+        first, contenders = parts[0], []
+        for row in first.contenders:
+            rows = [(each, part.tolerance) for part in parts for each in part.contenders if each.name == row.name]
+            if len(rows) < len(parts):
+                continue
+            times = zip(rows, weights, strict=True)
+            seconds = sum(weight * each.seconds for (each, _), weight in times) / sum(weights)
+            errors = [each.error / tolerance for each, tolerance in rows if each.error is not None]
+            error = max(errors) * first.tolerance if errors else None
+            contenders.append(replace(row, seconds=seconds, error=error))
+        means = f"Latencies are means over {count(len(parts), 'shape')}."
+        notes = dict.fromkeys([means, *(part.note for part in parts if part.note)])
+        contention = max((part.contention for part in parts if part.contention is not None), default=None)
+        return replace(first, contenders=tuple(contenders), note=" ".join(notes), contention=contention)
+
     @property
     def is_right(self) -> bool:
         """Whether every output of ours is within tolerance of the reference."""

@@ -19,12 +19,14 @@ from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.core import config
 from retune.compiler.core.options import SchedulerOptions
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, Measurement, MeasureRecord, MeasureStatus, TaskProgram
+from retune.compiler.model import CostModel
 from retune.compiler.model.base import ModelMetrics, TrainingBatch
 from retune.compiler.model.boosted_trees import XGBModel
 from retune.compiler.runtime.kernel_row import KernelRow
-from retune.compiler.schedule.default.shares import are_small, moved_bytes
+from retune.compiler.schedule.default.shares import are_small, expected_bytes
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.block_search import BlockSearch
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.protocol import Policy
@@ -168,7 +170,7 @@ class Tuning(TuningLoop[TunedTask]):
             default_seconds=task.default_seconds,
             best_seconds=task.state.best_seconds,
             stop_reason=task.stop_reason,
-            moved_bytes=moved_bytes(task.task.dag),
+            moved_bytes=expected_bytes(task.task),
             behind=self.is_behind(index),
             layer=task.state.layer,
             failed_rules=task.failed_rules,
@@ -198,21 +200,25 @@ class Tuning(TuningLoop[TunedTask]):
         with nullcontext() if self.model is None else self.model.retracing():
             if self.model is not None:
                 keys = {task.task.workload_key for task in self.tasks}
+                for task in self.tasks if training_data else ():
+                    if task.task.shapes and isinstance(task.policy, BlockSearch):
+                        keys |= task.policy.block_keys
                 # Those of own tasks are left out: their records are replayed, and would count twice.
                 self.model.learn([batch for batch in training_data if batch.task_key not in keys])
             self._replay(history, own)
 
     def _replay(self, history: Mapping[str, Sequence[MeasureRecord]], own: Iterable[MeasureRecord]) -> None:
         for task in self.tasks:
-            records = history.get(task.task.workload_key, ())
-            if records:
-                self._learn(task, records)
-                task.fastest = fastest((*(record.program for record in records), *task.fastest))
+            measured = (record.over(task.task.sample) for record in history.get(task.task.workload_key, ()))
+            known = [record for record in measured if record is not None]
+            if known:
+                self._learn(task, known)
+                task.fastest = fastest((*(record.program for record in known), *task.fastest))
                 task.candidate_seconds = min(
-                    (record.seconds for record in records if record.is_unsearched), default=math.inf
+                    (record.seconds for record in known if record.is_unsearched), default=math.inf
                 )
-                if not all(record.is_unsearched for record in records):  # never searched
-                    task.state = replace(task.state, best_seconds=min(record.seconds for record in records))
+                if not all(record.is_unsearched for record in known):  # never searched
+                    task.state = replace(task.state, best_seconds=min(record.seconds for record in known))
         self.end_losers()
         by_key = {task.task.workload_key: index for index, task in enumerate(self.tasks)}
         # Stable: within a round the stored order is the order in which programs were told.
@@ -242,10 +248,12 @@ class Tuning(TuningLoop[TunedTask]):
 
     def _ask(self, index: int, count: int, spent: float) -> tuple[TaskProgram, ...]:
         task = self.tasks[index]
-        if not isinstance(task.policy, SketchPolicy):
-            return task.policy.ask(count, task.state.rounds)
-        task.policy.warm_start(self.advice(index))
-        return task.policy.ask(count, task.state.rounds, spent)
+        policy = task.policy
+        if isinstance(policy, SketchPolicy):
+            policy.warm_start(self.advice(index))
+        if isinstance(policy, SketchPolicy | BlockSearch):
+            return policy.ask(count, task.state.rounds, spent)
+        return policy.ask(count, task.state.rounds)
 
     def records_of(
         self,
@@ -299,7 +307,7 @@ def begin(
     layers: Sequence[int] = (),
     scheduler: SchedulerOptions | None = None,
 ) -> Tuning:
-    """A run before its first round: a sketch policy for every task, all learning into one boosted-tree model. `layers`
+    """A run before its first round: a policy for every task, all learning into one boosted-tree model. `layers`
     says which tasks compute the same and `scheduler` how rounds are given to them, see `Tuning`.
     """
     model = XGBModel(
@@ -310,11 +318,16 @@ def begin(
         run_info,
         tasks,
         weights,
-        lambda task: SketchPolicy(task, model, chosen, run_info.seed),
+        lambda task: policy_of(task, model, chosen, run_info.seed),
         model,
         layers,
         scheduler,
     )
+
+
+def policy_of(task: SearchTask, model: CostModel, options: SearchOptions, seed: int = 0) -> SketchPolicy | BlockSearch:
+    """The search for programs of a task: by sizes of blocks, if it has a sample of shapes."""
+    return (BlockSearch if task.shapes else SketchPolicy)(task, model, options, seed)
 
 
 def default_program(task: SearchTask) -> TaskProgram:

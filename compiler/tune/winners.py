@@ -29,7 +29,8 @@ from retune.compiler.search import mutation
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.transfer import k_nearest
-from retune.compiler.tune.tuning import RunHeader, default_program
+from retune.compiler.tune.by_shape import combine_by_size
+from retune.compiler.tune.tuning import RunHeader, default_program, policy_of
 
 # One timing of a few ms is too noisy to rank near-equal programs; each additional program costs seven passes.
 SHORTLIST = 5
@@ -80,9 +81,10 @@ def untested_candidates(task: SearchTask, known: Iterable[MeasureRecord] = ()) -
     """
     # Without results the policy ranks by the analytical model alone, so the learned model is never asked.
     # No later round samples the placements that this one leaves out, so it samples as many as it may.
-    policy = SketchPolicy(task, RandomModel(), SearchOptions(transfer_ratio=_TRANSFERRED, batch_per_placement=1))
+    policy = policy_of(task, RandomModel(), SearchOptions(transfer_ratio=_TRANSFERRED, batch_per_placement=1))
     others = (record.program for record in known if record.costs)
-    policy.warm_start([program.steps for program in k_nearest(task.workload_key, others, TRIED)])
+    if isinstance(policy, SketchPolicy):
+        policy.warm_start([program.steps for program in k_nearest(task.workload_key, others, TRIED)])
     kinds = {mutation.TRANSFER: FITTED_CANDIDATE}
     return tuple(
         TaskProgram(task.workload_key, program.steps, mutation=kinds.get(program.mutation, UNTESTED_CANDIDATE))
@@ -213,7 +215,7 @@ def time_again(
     runner: Runner,
     kept: BuiltPrograms | None = None,
 ) -> Confirmation:
-    """Time `programs` and the default schedule once more.
+    """Time `programs` and the default schedule once more, and a kernel of several programs for different sizes.
 
     Each is run and checked alone, but those that are `kept`, which were; those within `REACH` of the fastest are then
     timed in turn, so that a disturbance of the machine hits all of them, and the fastest repeat counts.
@@ -225,6 +227,10 @@ def time_again(
     built = builder.build(task, missing) if missing else []
     new = iter(runner.run(task, built) if built else ())
     results = [next(new) if known is None else known for known in reused]
+    combined = combine_by_size(task, programs, results)
+    if combined is not None:
+        results = [*runner.run(task, builder.build(task, [load_steps(combined.steps)])), *results]
+        programs = (combined, *programs)
     compared = _interleave(task, results, runner)
     if compared is None:
         # The times of what is kept are those of other moments.

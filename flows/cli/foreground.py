@@ -19,7 +19,7 @@ from rich.text import Text
 
 from retune.compiler.runtime.kernel_row import NUMERIC, kernel_table
 from retune.compiler.runtime.readable import busy_warning, cut_middle, milliseconds
-from retune.compiler.tune.extract import ImportedNetwork
+from retune.compiler.tune.extract_dynamic import AnyImport
 from retune.compiler.tune.operators import is_operator
 from retune.compiler.tune.report import KERNEL_HEADINGS, Report
 from retune.flows.cli import exits, launch
@@ -100,7 +100,7 @@ GRACE_SECONDS = 8.0
 """How long a run may take to tell a server at an address that it was stopped."""
 
 
-def run(job: TuneJob, mode: Mode, server: EmbeddedServer | None, network: ImportedNetwork | None) -> int:
+def run(job: TuneJob, mode: Mode, server: EmbeddedServer | None, network: AnyImport | None) -> int:
     """Tune in this process, which runs nothing else, with Prefect's `server` or that at PREFECT_API_URL. Returns the
     exit code.
     """
@@ -113,7 +113,7 @@ def run(job: TuneJob, mode: Mode, server: EmbeddedServer | None, network: Import
     return code
 
 
-def main(job: TuneJob, mode: Mode, server: EmbeddedServer | None = None, network: ImportedNetwork | None = None) -> int:
+def main(job: TuneJob, mode: Mode, server: EmbeddedServer | None = None, network: AnyImport | None = None) -> int:
     """Run the flow for `job` and print its report; `network` is that of the job, None for an operator. Returns the exit
     code.
     """

@@ -8,6 +8,7 @@ from pathlib import Path
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.core import config
 from retune.compiler.core.errors import OptionError
+from retune.compiler.core.input_shapes import has_sizes
 from retune.compiler.core.options import TuneOptions
 from retune.compiler.core.target import Target
 from retune.compiler.driver.compile_network import fastest_alternatives
@@ -20,13 +21,14 @@ from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.tune.explain import Explanation, SearchFacts, find_names, time_kernel
 from retune.compiler.tune.extract import ExtractedNetwork, extract_network
+from retune.compiler.tune.extract_dynamic import AnyNetwork, DynamicNetwork
 from retune.compiler.tune.limits import MachineLimits, measure_limits
 from retune.compiler.tune.operators import is_operator
 from retune.flows.cli.commands.compile import HOST
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunInfo, RunLedger
 from retune.storage.store_url import Location
-from retune.tasks.find_programs import find_programs, record_scope
+from retune.tasks.find_programs import find_programs, record_scope, symbolic_programs
 from retune.tasks.report.facts import find_run
 
 
@@ -41,17 +43,21 @@ def _find_run(home: Location, wanted: str) -> RunInfo:
 class KernelExplainer:
     """Explains the kernels of a network with the records of a store."""
 
-    def __init__(self, network: ExtractedNetwork, programs: Mapping[str, TaskProgram], home: Location) -> None:
+    def __init__(self, network: AnyNetwork, programs: Mapping[str, TaskProgram], home: Location) -> None:
         self._network = network
         self._programs = programs
         self._home = home
+        self._limits: MachineLimits | None = None
+        if not isinstance(network, ExtractedNetwork):
+            self._tasks = {task.name: task for task in network.tasks}
+            self._uses = {task.name: weight for task, weight in zip(network.tasks, network.weights, strict=True)}
+            return
         alternatives = fastest_alternatives(network.partition, programs)
         graph, self._cut = with_alternatives(network.graph, network.partition, alternatives)
         self._graph = replace(graph, constants={})  # whose nodes are named, and nothing more
         cut = self._cut
         self._tasks = {task.name: task for task in (*cut.tasks, *network.tasks)}
         self._uses = {task.name: weight for task, weight in zip(cut.tasks, cut.weights, strict=True)}
-        self._limits: MachineLimits | None = None
 
     @classmethod
     def of(
@@ -62,7 +68,7 @@ class KernelExplainer:
         Raises: OptionError when there is neither; as `extract_network`.
         """
         options = TuneOptions.of(config.load(), threads=threads, target=target)
-        threads, target, winograd = options.threads, options.target, options.winograd
+        threads, target, winograd, sample, seed = options.threads, options.target, options.winograd, options.sample, 0
         if source not in zoo.NAMES and not source.endswith(".onnx"):
             asked = _find_run(home, source).describe
             source, winograd = str(asked["network"]), bool(asked.get("winograd", True))
@@ -70,7 +76,11 @@ class KernelExplainer:
                 raise OptionError(f"the run tuned an operator, {source}; only kernels of networks can be explained")
             threads, target = threads or int(asked["threads"]), target or str(asked["target"])
             shapes = shapes or tuple(str(asked.get("shapes") or "").split())
+            sample, seed = asked.get("sample"), int(asked.get("seed") or 0)
         count = threads_of(Target(target or HOST), threads)
+        if has_sizes(shapes) or sample:
+            dynamic = DynamicNetwork(source, shapes, sample, seed).extract(target or HOST, count)
+            return cls(dynamic, symbolic_programs(home, str(dynamic.target), count), home)
         network = extract_network(source, target or HOST, count, shapes, winograd)
         return cls(network, find_programs(network, home, None), home)
 
@@ -114,7 +124,8 @@ class KernelExplainer:
         if here and self._limits is None:
             self._limits = measure_limits(self._network.threads)
         seconds = program.seconds if program else math.inf
-        if math.isinf(seconds):  # another way to compute the same serves, or nothing is known: then it is timed here
+        # Another way to compute the same serves, or nothing is known: then it is timed here.
+        if math.isinf(seconds) and not task.shapes:
             steps = load_steps(program.steps) if program else default_steps_of(task)
             seconds = time_kernel(task, steps, self._network.threads)
         return Explanation(
@@ -124,6 +135,8 @@ class KernelExplainer:
 
     def _nodes(self, task: SearchTask) -> str:
         """The lines of the graph that a kernel computes where it is first called."""
+        if not isinstance(self._network, ExtractedNetwork):
+            return ""
         before = self._network.partition
         of = next((other.of for other in before.alternatives if other.task.name == task.name), task.workload_key)
         for graph, cut, key in ((self._graph, self._cut, task.workload_key), (self._network.graph, before, of)):

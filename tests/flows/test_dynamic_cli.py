@@ -112,21 +112,6 @@ def _compiler(dense: str) -> VMCompiler:
     return compile_dynamic(dense, ARGUMENTS[1:2], str(Target.host()), 1, None, home_of(None))
 
 
-@pytest.mark.long
-def test_a_network_with_ranges_is_tuned_for_its_shapes(
-    dense: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "lengths.json").write_text('[{"shapes": {"x": [1, 7, 64]}}, {"shapes": {"x2": [2, 40, 64]}}]')
-    assert run(monkeypatch, "tune", dense, *ARGUMENTS, "--shapes", "lengths.json", "--trials", "6", "--json") == 0
-    path = Path(json.loads(capsys.readouterr().out.splitlines()[-1])["network"])
-    for shape in ((0, 3, 64), (1, 1, 64), (2, 37, 64)):
-        _computes(path, *shape)
-    tasks = _compiler(dense).symbolic_tasks
-    assert all(set(symbols.values()) == {"batch", "tokens"} for _, _, symbols in tasks)
-    keys = {record.task_key for record in ParquetRecordStore(home_of(None)).records(confirmations=True)}
-    assert keys == {task.workload_key for task, _, _ in tasks}
-
-
 def test_a_network_with_ranges_is_compiled_with_its_records(
     dense: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,4 +169,5 @@ def test_a_file_has_the_sample_of_a_network(dense: str, folder: Path) -> None:
 def test_ranges_that_cannot_be_tuned_are_refused(dense: str, refused: Refused) -> None:
     assert "give no fleet and no throughput" in refused("tune", dense, *ARGUMENTS, "--objective", "throughput")
     error = refused("tune", dense, "--shape", "x=?,1..40,64", "--threads", "1", "--trials", "1")
-    assert "no kernel to tune whose extents all have ranges: give one for each symbol" in error
+    assert "batch has no range to tune for: give each symbol a range, or --shapes a file" in error
+    assert "precision int8 is for fixed shapes" in refused("tune", dense, *ARGUMENTS, "--precision", "int8")

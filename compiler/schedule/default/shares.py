@@ -24,9 +24,15 @@ def are_small(tasks: Sequence[SearchTask], weights: Sequence[int]) -> tuple[bool
     """Which tasks have no data reuse and an estimated share below `SMALL_SHARE`. Untested candidates of the search come
     near what trials would find for them.
     """
+    times = [
+        weight * sum(share * _cycles(dag) for dag, share in task.fixed_dags)
+        for task, weight in zip(tasks, weights, strict=True)
+    ]
+    first = [task.fixed_dags[0][0] for task in tasks]
     return tuple(
-        share < SMALL_SHARE and not any(needs_multi_level_tiling(task.dag, op) for op in range(len(task.dag.ops)))
-        for task, share in zip(tasks, shares_of([task.dag for task in tasks], weights), strict=True)
+        spent < SMALL_SHARE * max(sum(times), 1.0)
+        and not any(needs_multi_level_tiling(dag, op) for op in range(len(dag.ops)))
+        for dag, spent in zip(first, times, strict=True)
     )
 
 
@@ -39,6 +45,11 @@ def shares_of(dags: Sequence[ComputeDAG], weights: Sequence[int]) -> tuple[float
 def _cycles(dag: ComputeDAG) -> float:
     """Cycles of one core: operations at the rate of multiply-adds or bytes at the rate of memory, the longer."""
     return max(dag.flop_count / _OPERATIONS_PER_CYCLE, moved_bytes(dag) / _BYTES_PER_CYCLE)
+
+
+def expected_bytes(task: SearchTask) -> int:
+    """The `moved_bytes` of a call; of an expected call, if the task has shapes."""
+    return int(sum(weight * moved_bytes(dag) for dag, weight in task.fixed_dags))
 
 
 def moved_bytes(dag: ComputeDAG) -> int:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from retune.compiler.core import config
 from retune.compiler.core.errors import OptionError
-from retune.compiler.core.input_shapes import has_sizes
 from retune.compiler.core.options import tune_options
 from retune.compiler.core.target import Target
 from retune.compiler.tune.extract import ImportedNetwork
+from retune.compiler.tune.extract_dynamic import AnyImport
 from retune.compiler.tune.operators import extract_operator, is_operator
 from retune.compiler.tune.precision.samples import read_samples
 from retune.flows.cli.commands.arguments import Network, Shapes, Store, option_of
 from retune.flows.cli.commands.output import Mode, Output
 from retune.flows.cli.state_folder import check_state_folder
-from retune.flows.dynamic_network import tune_dynamic
+from retune.flows.dynamic_network import import_network
 from retune.flows.parameters import TuneJob, add_options
 from retune.flows.server.embedded_server import begin_session
 from retune.storage.parquet import ParquetRecordStore
@@ -37,8 +37,6 @@ def tune(
     job = TuneJob.of(network, shapes=shape, home=store, **options)
     check_state_folder(Path(job.home), len(os.fsencode(f"{job.label}.retune")))
     _announce(output, f"reading {job.network}")
-    if not is_operator(job.network) and (has_sizes(job.shapes) or job.options.sample):
-        return _tune_dynamic(job, output)
     imported = _import(job)
     ParquetRecordStore(job.location)  # refuses records of a newer version
     url = config.load().prefect_api
@@ -50,17 +48,7 @@ def tune(
 add_options(tune, tune_options(), option_of)
 
 
-def _tune_dynamic(job: TuneJob, output: Output) -> int:
-    """Tune a network of dynamic shapes, and write it to the state folder."""
-    executable = tune_dynamic(job, lambda line: _announce(output, line)).get_exec()
-    path = job.run_folder("dynamic") / f"{job.label}.retune"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    executable.export_library(path)
-    output.say(f"{path}", network=path)
-    return 0
-
-
-def run_flow(job: TuneJob, mode: Mode, network: ImportedNetwork | None) -> int:
+def run_flow(job: TuneJob, mode: Mode, network: AnyImport | None) -> int:
     """Tune in this process and return the exit code; `network` is what `_import` returned for the job."""
     server = begin_session()
     # Imports Prefect, while the server starts: both take seconds.
@@ -68,15 +56,15 @@ def run_flow(job: TuneJob, mode: Mode, network: ImportedNetwork | None) -> int:
     return code
 
 
-def _import(job: TuneJob) -> ImportedNetwork | None:
+def _import(job: TuneJob) -> AnyImport | None:
     """Check what a job tunes. Returns the network, None if the job tunes a single operator.
 
     Raises: OptionError; the errors of `ImportedNetwork.check` and `extract_operator`.
     """
     if not is_operator(job.network):
-        imported = ImportedNetwork(job.network, job.shapes)
+        imported = import_network(job)
         imported.check(job.target)
-        if job.options.calibrate:  # before Prefect is started
+        if job.options.calibrate and isinstance(imported, ImportedNetwork):  # before Prefect is started
             read_samples(job.options.calibrate, imported.prepared().inputs, job.options.seed)
         return imported
     sys.path.insert(0, os.getcwd())  # where the module of an operator lies, as for `python -m`

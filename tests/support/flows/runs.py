@@ -67,11 +67,13 @@ def rounds(home: Path) -> int:
     return len({(record.run_id, record.round) for record in stored(home)})
 
 
-def kill_when(network: Path, home: Path, log: Path, api: str | None, wanted: int, delay: float) -> set[str]:
+def kill_when(
+    network: Path, home: Path, log: Path, api: str | None, wanted: int, delay: float, more: Sequence[str] = ()
+) -> set[str]:
     """Start the command, kill it `delay` seconds after `wanted` rounds are stored, and return what was stored by
     then.
     """
-    with started(network, home, log, api) as process:
+    with started(network, home, log, api, more) as process:
         limit = time.monotonic() + PATIENCE_SECONDS
         while rounds(home) < wanted and process.poll() is None and time.monotonic() < limit:
             time.sleep(0.05)

@@ -1,7 +1,9 @@
 """One task for a distribution of shapes: its sample, its measurements, and a whole run in this process."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,17 +14,22 @@ from retune.compiler.core.errors import OptionError
 from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.ir.expr import Expr
+from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import Measurement, MeasureStatus
+from retune.compiler.measure.record import BY_SIZE, Measurement, MeasureStatus
+from retune.compiler.model.base import RandomModel
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.steps import load_steps
+from retune.compiler.schedule.steps import Step, load_steps
 from retune.compiler.schedule.task import SampledShape, SearchTask
+from retune.compiler.search.block_search import BlockSearch
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.tune.by_shape import log_uniform, tune_by_shape, with_shapes
-from retune.compiler.tune.tuning_loop import Budget
+from retune.compiler.tune.by_shape import combine_by_size, log_uniform, represent, with_shapes
+from retune.compiler.tune.winners import confirm_fastest, time_again
 from tests.support.property.symbolic_programs import check
+from tests.support.record_samples import timed_at
 
+SMALL = SearchOptions(population=128, generations=1)
 OPTIONS = MeasureOptions(repeat=1, min_repeat_ms=0.1)
 
 
@@ -84,15 +91,65 @@ def test_a_program_is_checked_at_every_shape(measurer: LocalMeasurer) -> None:
     assert [bool(shape.costs) for shape in bad.shapes] == [True, False]
 
 
+def test_a_wrong_candidate_is_refused(measurer: LocalMeasurer) -> None:
+    class Planted:
+        """Builds the kernel of another computation for the first candidate."""
+
+        def build(self, _: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[Measurement]:
+            wrong, *others = (_task(is_wrong=number == 0) for number in range(len(candidates)))
+            assert others
+            return [
+                Measurement(artifact=build_kernel(own, steps, "product"))
+                for own, steps in zip((wrong, *others), candidates, strict=True)
+            ]
+
+    task = _task()
+    programs = BlockSearch(task, RandomModel(), SMALL).ask(1, 0)
+    timed = time_again(task, programs, cast(LocalBuilder, Planted()), measurer.runner)
+    (confirmed,) = confirm_fastest([timed], measurer.runner)
+    assert confirmed.is_default
+    (reason,) = confirmed.rejected
+    assert 'WRONG_ANSWER: for the sizes {"n": 40}: wrong answer' in reason
+
+
 @pytest.mark.long
-def test_a_tuned_kernel_is_right_at_any_size(measurer: LocalMeasurer) -> None:
+def test_a_kernel_for_several_sizes_is_right_at_any_size(measurer: LocalMeasurer) -> None:
     task, rng = _task(), np.random.default_rng(0)
-    (confirmed,) = tune_by_shape([(task, 1.0)], measurer, Budget(6, None), SearchOptions(population=128, generations=1))
+    programs = BlockSearch(task, RandomModel(), SMALL).ask(6, 0)
+    (confirmed,) = confirm_fastest([time_again(task, programs, measurer.builder, measurer.runner)], measurer.runner)
     assert confirmed.results[-1].status is MeasureStatus.OK
-    assert len(confirmed.results) >= 2
-    kernel = build_kernel(task, load_steps(confirmed.program.steps), "kernel")
-    for size in (0, 1, 5, 13, 41):
-        check(kernel, [*task.dag.inputs, *task.dag.outputs], {"n": size}, rng, threads=1)
+    # Each is the fastest at one shape, so that both are in the kernel.
+    times = [(1.0, 9.0), (9.0, 1.0), *[(9.0, 9.0)] * (len(programs) - 2)]
+    built = measurer.builder.build(task, [load_steps(program.steps) for program in programs])
+    results = [
+        replace(Measurement.of_shapes([Measurement((cost,)) for cost in costs], [0.75, 0.25], ["a", "b"]),
+                artifact=build.artifact)
+        for build, costs in zip(built, times, strict=True)
+    ]  # fmt: skip
+    combined = combine_by_size(task, programs, [replace(result, artifact=results[0].artifact) for result in results])
+    assert combined is not None
+    assert combined.mutation == BY_SIZE
+    for steps in (combined.steps, confirmed.program.steps):
+        kernel = build_kernel(task, load_steps(steps), "kernel")
+        for size in (0, 1, 5, 13, 41):
+            check(kernel, [*task.dag.inputs, *task.dag.outputs], {"n": size}, rng, threads=1)
+    assert combine_by_size(task.at({"n": 5}), programs, results) is None
+
+
+def test_many_shapes_have_representatives_of_equal_weight() -> None:
+    shapes = [SampledShape({"n": size}, 1 / 40) for size in range(1, 41)]
+    few = [(shape.sizes["n"], round(shape.weight, 3)) for shape in represent(shapes, 4)]
+    assert few == [(6, 0.25), (16, 0.25), (26, 0.25), (36, 0.25)]
+    assert represent(shapes[::-1], 40) == tuple(shapes)
+
+
+def test_records_of_other_shapes_are_compared_at_those_of_the_task() -> None:
+    record = timed_at("key", {5: 1.0, 40: 3.0, 80: 9.0})
+    fitted = record.over(_task().sample)
+    assert fitted is not None
+    assert fitted.seconds == 0.75 * 1.0 + 0.25 * 3.0
+    assert timed_at("key", {5: 1.0}).over(_task().sample) is None
+    assert record.over({}) is record
 
 
 def test_a_task_has_the_sample_of_its_own_symbols() -> None:

@@ -119,7 +119,7 @@ def test_networks_may_be_off_by_what_their_types_and_their_target_round(
 ) -> None:
     builder = GraphBuilder("net", [Value("x", (8,), dtype)])
     network = compile_graph(builder.finish({"y": builder.emit("relu", ("x",))}), target)
-    least, rough = compare._tolerances([network])
+    least, rough = compare._tolerances(network.kernels)
     assert rough == tolerance
     assert least == (3e-2 if target.allow_tf32 else TOLERANCE)
 
