@@ -105,9 +105,14 @@ class ExpressionEmitter(MemoryEmitter):
                 f"load {memory_type(expr.dtype)}, ptr {pointer}, align {item_bytes(expr.dtype)}", 1, expr.dtype
             )
             return self.splat(self.from_memory(item), lanes)
-        if address.stride is None and self.subtarget.permutes_tables and expr.dtype in _GATHERED:
-            return self.gather_items(expr.buffer, expr.indices, lanes)
-        return self.by_lane(expr)
+        if not self.can_gather(expr, address):
+            return self.by_lane(expr)
+        mask = Value("splat (i1 true)", lanes, BOOL) if self.mask is None else self.mask
+        return self.gather_items(expr.buffer, expr.indices, mask, "zeroinitializer")
+
+    def can_gather(self, load: Load, address: Address) -> bool:
+        """Whether lanes at no constant distance are loaded in one instruction."""
+        return address.stride is None and self.subtarget.permutes_tables and load.dtype in _GATHERED
 
     def by_lane(self, expr: Expr) -> Value:
         """A vector of one scalar evaluation a lane."""
@@ -183,9 +188,13 @@ class ExpressionEmitter(MemoryEmitter):
         return self.result(f"phi {kind} [ {then}, %{then_label} ], [ {otherwise}, %{else_label} ]", lanes, expr.dtype)
 
     def load_or_literal(self, condition: Value, expr: Select) -> Value | None:
-        """A choice between an element, or a vector of neighbors, and a literal, without a branch: earlier values stay
-        valid. Lanes that are off are never read.
+        """A choice between an element and a literal, or between a vector of elements and another, without a branch:
+        earlier values stay valid. Lanes that are off are never read.
         """
+        if condition.lanes > 1:
+            # Without AVX-512 each mask of two sides may become a branch for every lane.
+            is_short = isinstance(expr.otherwise, Const) or self.subtarget.permutes_tables
+            return self.masked_sides(condition, expr) if is_short and self.memo(_are_elements, expr) else None
         sides = self.memo(_load_and_literal, expr)
         if sides is None:
             return None
@@ -194,14 +203,6 @@ class ExpressionEmitter(MemoryEmitter):
         address = self.locate(buffer, load.indices)
         if self.storage[buffer].lanes > 1 or address.stride not in (0, 1):
             return None
-        if condition.lanes > 1:
-            if address.stride == 0:
-                return None
-            mask = self.mask_of(condition.lanes)
-            if mask is not None:
-                condition = self.result(f"and {condition.typed}, {mask.text}", condition.lanes, BOOL)
-            otherwise = literal(number, dtype, condition.lanes)
-            return self.masked_read(self.pointer_to(address, buffer), dtype, condition, otherwise)
         # The same for all lanes: a load from the real address or from memory with the literal.
         lanes = self.lanes_of(load.indices) if address.stride == 1 else 1
         spare = self.fallback(dtype, lanes, literal(number, dtype, lanes))
@@ -211,6 +212,41 @@ class ExpressionEmitter(MemoryEmitter):
         if mask is not None:
             return self.masked_read(pointer, dtype, mask, "zeroinitializer")
         return self.result(f"load {memory_type(dtype, lanes)}, ptr {pointer}, align {item_bytes(dtype)}", lanes, dtype)
+
+    def masked_sides(self, condition: Value, expr: Select) -> Value | None:
+        """A choice of each lane, whose sides are loaded under masks; None if lanes of a side are loaded one by one."""
+        lanes, outer = condition.lanes, self.mask_of(condition.lanes)
+        inverse = self.result(f"xor {condition.typed}, splat (i1 true)", lanes, BOOL)
+        value = ""
+        for side, mask in ((expr.otherwise, inverse), (expr.then, condition)):
+            if isinstance(side, Const):
+                value = literal(side.value, expr.dtype, lanes)
+                continue
+            assert isinstance(side, Load)
+            address = self.locate(side.buffer, side.indices)
+            if self.storage[side.buffer].lanes > 1 or not (address.stride == 1 or self.can_gather(side, address)):
+                return None
+            if outer is not None:
+                mask = self.result(f"and {mask.typed}, {outer.text}", lanes, BOOL)
+            if address.stride is None:
+                value = self.gather_items(side.buffer, side.indices, mask, value or "zeroinitializer").text
+            else:
+                pointer = self.pointer_to(address, side.buffer)
+                value = self.masked_read(pointer, side.dtype, mask, value or "zeroinitializer").text
+        return Value(value, lanes, expr.dtype)
+
+
+def _are_elements(choice: Select) -> bool:
+    """Whether the first side of a choice is an element, and the other one, too, or a literal; with addresses that are
+    safe to compute for all lanes: an index that itself reads memory, other than what the choice reads in any case,
+    could fault.
+    """
+    sides = (choice.then, choice.otherwise)
+    if not isinstance(choice.then, Load) or not isinstance(choice.otherwise, (Load, Const)):
+        return False
+    indices = [index for side in sides if isinstance(side, Load) for index in side.indices]
+    lazy = {node for index in indices for node in parts(index) if _may_fault(node)}
+    return not has_memory_form(choice.dtype) and _read_always(choice).issuperset(lazy)
 
 
 def _variables(index: Expr) -> set[Var]:

@@ -135,7 +135,7 @@ class MemoryEmitter(Emitter):
         return item_bytes(buffer.dtype)
 
     def masked_read(self, pointer: str, dtype: str, mask: Value, otherwise: str, align: int = 0) -> Value:
-        """Load neighboring elements where the mask holds; the others are the literal `otherwise`. A bool comes as a
+        """Load neighboring elements where the mask holds; the others are `otherwise`. A bool comes as a
         byte. `align` is in bytes; 0 means that of an element.
         """
         kind = memory_type(dtype, mask.lanes)
@@ -144,8 +144,11 @@ class MemoryEmitter(Emitter):
         call = f"call {kind} @llvm.masked.load.{suffix}.p0({operand}, {mask.typed}, {kind} {otherwise})"
         return self.result(call, mask.lanes, dtype)
 
-    def gather_items(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: int) -> Value:
-        """Load an element for each lane, at a vector of indices, in one instruction."""
+    def gather_items(self, buffer: Buffer, indices: tuple[Expr, ...], mask: Value, otherwise: str) -> Value:
+        """Load an element for each lane where the mask holds, at a vector of indices, in one instruction; the others
+        are `otherwise`.
+        """
+        lanes = mask.lanes
         form, element = self.form(buffer, indices), memory_type(buffer.dtype)
         index = Value(str(form.const), 1, INDEX)
         for atom, coefficient in form.terms.items():
@@ -156,10 +159,9 @@ class MemoryEmitter(Emitter):
             index = self.result(f"add {index.typed}, {scaled.text}", factor.lanes, INDEX)
         index = self.splat(index, lanes)
         pointers = self.writer.value(f"getelementptr {element}, ptr {self.storage[buffer].pointer}, {index.typed}")
-        mask = f"<{lanes} x i1> splat (i1 true)" if self.mask is None else self.mask.typed
         kind, suffix = memory_type(buffer.dtype, lanes), intrinsic_suffix(buffer.dtype, lanes)
         operand = f"<{lanes} x ptr> align {item_bytes(buffer.dtype)} {pointers}"
-        call = f"call {kind} @llvm.masked.gather.{suffix}.v{lanes}p0({operand}, {mask}, {kind} zeroinitializer)"
+        call = f"call {kind} @llvm.masked.gather.{suffix}.v{lanes}p0({operand}, {mask.typed}, {kind} {otherwise})"
         return self.result(call, lanes, buffer.dtype)
 
     def masked_write(self, pointer: str, value: Value, mask: Value) -> None:

@@ -60,6 +60,28 @@ def test_vectors_gather_at_indices_that_are_read(length: int, dtype: str) -> Non
         assert ("llvm.masked.gather" in kernel) == (dtype not in ("int8", "float16"))
 
 
+CHOICES: dict[str, Callable[[Tensor, Tensor, Expr], Expr]] = {
+    "of gathered elements": lambda x, n, j: te.if_then_else(n[j] >= 0, x[te.maximum(n[j], 0)], x[j + 3]),
+    "or of a literal": lambda x, n, j: te.if_then_else(n[j] >= 0, x[te.maximum(n[j], 0)], 7),
+    "of neighbors": lambda x, n, j: te.if_then_else(n[j] > 3, x[j + 3], x[j]),
+    "whose address is read where it holds": lambda x, n, j: te.if_then_else(j > 3, x[n[j]], x[j]),
+    "beyond the end": lambda x, n, j: te.if_then_else(n[j] > 100, x[j + 999], x[j]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "int16"])
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_of_each_lane_reads_nothing_else(name: str, dtype: str) -> None:
+    x, n = te.placeholder((40,), dtype, "x"), te.placeholder((37,), "int32", "n")
+    dag = ComputeDAG([x, n, te.compute((37,), lambda j: CHOICES[name](x, n, j), "y")])
+    random, steps = np.random.default_rng(0), (Annotate(2, 0, Annotation.VECTORIZE),)
+    indices = random.integers(-9, 40, 37).astype("int32")
+    indices[:4] = -(2**31)
+    indices[4:] = np.abs(indices[4:]) if "where it holds" in name else indices[4:]
+    for vector_bytes in (16, 64):
+        check(dag, steps, [random.integers(-9, 90, 40).astype(dtype), indices], vector_bytes)
+
+
 READS: dict[str, Callable[[Tensor, Tensor, Expr], Expr]] = {
     "quotient": lambda x, n, j: x[j] // n[j],
     "remainder": lambda x, n, j: x[j] % n[j],
