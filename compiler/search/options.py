@@ -20,9 +20,11 @@ _PARAMETERS = {
     "gpu_multi_level_tiling_structure": "gpu_tiling",
     "max_innermost_split_factor": "max_innermost",
     "retry_search_one_round_on_empty": "retries",
-    "ansor_rules": "ansor_rules",
 }
 """The parameters of TVM's search policy that mean the same here, with the names of our options."""
+
+ADDED_RULES = ("TransformedConvolution", "BlocksOfRows", "TensorCoreTiling", "SplitK", "NegligibleReductions")
+"""The sketch rules that Ansor does not have, and the condition of `AddRfactor` that it does not have."""
 
 _MEANINGLESS = frozenset({"sample_init_min_population", "max_vectorize_size"})
 """Parameters of TVM without a counterpart: this search resamples by itself, and vector loops have no maximum length."""
@@ -77,10 +79,8 @@ class SearchOptions:
     """Values of `auto_unroll_max_step` on a GPU."""
     max_parallel_ratio: int = option(16, least=1)
     """Most iterations of a parallel loop per core, approximately."""
-    ansor_rules: bool = False
-    """Derive sketches by Ansor's rules and conditions only, for comparison."""
-    tensor_cores: bool = True
-    """Use the tensor cores of GPUs that have them for matrix products."""
+    without_rules: tuple[str, ...] = ()
+    """Those of `ADDED_RULES` that are left out. Without all of them the sketches are Ansor's."""
     # Twice the 32 registers of AVX-512: the limit of `form_register_tiles`, beyond which a tile stays in memory.
     max_register_vectors: int = option(64, least=1)
     """Most vectors of a register tile."""
@@ -131,12 +131,15 @@ class SearchOptions:
         """
         values: dict[str, Any] = {}
         for name, value in params.items():
-            if name in _PARAMETERS:
+            if name == "ansor_rules":
+                values.update({"without_rules": ADDED_RULES} if value else {})
+            elif name in _PARAMETERS:
                 values[_PARAMETERS[name]] = value
             elif name == "disable_change_compute_location":
                 values.update({"max_location_variants": 1} if value else {})
             elif name not in _MEANINGLESS:
-                known = ", ".join(sorted((*_PARAMETERS, *_MEANINGLESS, "disable_change_compute_location")))
+                others = ("ansor_rules", "disable_change_compute_location")
+                known = ", ".join(sorted((*_PARAMETERS, *_MEANINGLESS, *others)))
                 raise OptionError(f"the search policy has no parameter {name!r}; known: {known}")
         return cls(**values)
 
@@ -152,6 +155,8 @@ class SearchOptions:
             raise OptionError(
                 f"gpu_tiling must begin with SSS, for blocks, virtual threads and threads, not {self.gpu_tiling!r}"
             )
+        if set(self.without_rules) - {*ADDED_RULES}:
+            raise OptionError(f"without_rules may name {', '.join(ADDED_RULES)}, not {self.without_rules!r}")
         for name in ("unroll_limits", "gpu_unroll_limits"):
             limits = getattr(self, name)
             if not limits or not all(isinstance(limit, int) and limit >= 0 for limit in limits):

@@ -11,14 +11,15 @@ from retune.compiler.core.errors import OptionError
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import Rfactor, Split
-from retune.compiler.search.rules import OURS, RULES, SketchContext, SketchRule, Verdict
+from retune.compiler.search.rules import RULES, SketchContext, SketchRule, Verdict
 
 _log = logging.getLogger(__name__)
 
 
 def rules_of(context: SketchContext) -> tuple[SketchRule, ...]:
-    rules = RULES[context.kind.name]
-    return tuple(rule for rule in rules if not isinstance(rule, OURS)) if context.options.ansor_rules else rules
+    """The rules of the machine that the options leave in."""
+    off = context.options.without_rules
+    return tuple(rule for rule in RULES[context.kind.name] if type(rule).__name__ not in off)
 
 
 def derive_sketches(

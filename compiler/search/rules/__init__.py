@@ -23,9 +23,6 @@ from retune.compiler.search.rules.stage import (
 from retune.compiler.search.rules.tensor_core import TensorCoreTiling
 from retune.compiler.search.rules.transformed import BlocksOfRows, TransformedConvolution
 
-OURS = (TransformedConvolution, BlocksOfRows, TensorCoreTiling, SplitK)
-"""The rules that Ansor does not have."""
-
 # TVM's order.
 CPU_RULES: tuple[SketchRule, ...] = (
     TransformedConvolution(),
@@ -57,6 +54,6 @@ RULES = {CPU_SEARCH.name: CPU_RULES, GPU_SEARCH.name: GPU_RULES}
 """The derivation rules of every kind of search."""
 
 __all__ = [
-    "CPU_RULES", "GPU_RULES", "OURS", "RULES", "PreloadCustomSketchRule", "SketchContext", "SketchRule", "Verdict",
+    "CPU_RULES", "GPU_RULES", "RULES", "PreloadCustomSketchRule", "SketchContext", "SketchRule", "Verdict",
     "search_kind",
 ]  # fmt: skip

@@ -35,7 +35,7 @@ class AddRfactor:
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
         """APPLY if the reduction is long for its points, the stage is no write cache and its work is not negligible."""
         wanted = needs_rfactor(context, state, stage) and not has_cache_write(state, stage)
-        if wanted and not context.options.ansor_rules:
+        if wanted and "NegligibleReductions" not in context.options.without_rules:
             wanted = not _is_negligible(context, state, stage)
         return Verdict.APPLY if wanted else Verdict.SKIP
 

@@ -72,7 +72,8 @@ def copies_asynchronously(target: Target) -> bool:
 def kind_of(context: SketchContext, state: State, stage: int) -> str | None:
     """The kind of instruction for a stage in its naive loops; float32 only if the target allows tf32."""
     target = context.target
-    if not context.options.tensor_cores or target is None or not copies_asynchronously(target):
+    is_off = "TensorCoreTiling" in context.options.without_rules
+    if is_off or target is None or not copies_asynchronously(target):
         return None
     described = state.stages[stage]
     plain = described.is_compute and isinstance(described.location, Root) and not described.is_tiled

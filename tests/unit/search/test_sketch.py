@@ -8,7 +8,6 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.core.errors import OptionError
-from retune.compiler.core.target import HardwareParams
 from retune.compiler.ops.winograd import winograd_conv
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.primitives import split
@@ -17,11 +16,10 @@ from retune.compiler.schedule.steps import CacheWrite, ComputeAt, FollowSplit, F
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.rules import CPU_RULES, PreloadCustomSketchRule, SketchContext
 from retune.compiler.search.rules.facts import common_outer_loops, has_cache_write
-from retune.compiler.search.sketch import derive_sketches, rules_of
+from retune.compiler.search.sketch import derive_sketches
 from tests.support.attention import attention
 from tests.support.workloads import (
     CORES,
-    GPU,
     conv_bn_relu,
     conv_residual_nhwc,
     double_matmul,
@@ -244,25 +242,6 @@ def test_a_negligible_reduction_is_not_factored() -> None:
 
     # Three ways to sum the columns; the 32 column sums are summed in one.
     assert [len(sketches(norm(groups))) for groups in (1, 4)] == [3, 3]
-
-
-def test_only_the_rules_of_ansor_derive_sketches_when_asked() -> None:
-    ansor = SearchOptions.of_params({"ansor_rules": True})
-
-    def counts(dag: ComputeDAG, hardware: HardwareParams) -> tuple[int, int]:
-        contexts = (SketchContext(hardware, options) for options in (SearchOptions(), ansor))
-        default, plain = (len(derive_sketches(dag, context)) for context in contexts)
-        return default, plain
-
-    data = te.placeholder((1024, 32))
-    k, c = te.reduce_axis(1024, "k"), te.reduce_axis(32, "c")
-    columns = te.compute((32,), lambda j: te.sum(data[k, j], k), "columns")
-    total = te.compute((1,), lambda g: te.sum(columns[g * 32 + c], c), "total")
-    sums = ComputeDAG([data, te.compute((1024, 32), lambda i, j: data[i, j] * total[0], "y")])
-    assert counts(sums, CONTEXT.hardware) == (3, 9)  # both sums are factored, or not
-    assert counts(matmul(64, 64, 4096), GPU) == (3, 1)  # a long sum is split into several kernels
-    names = {type(rule).__name__ for rule in rules_of(SketchContext(GPU, ansor))}
-    assert not names & {"TensorCoreTiling", "SplitK"}
 
 
 def test_a_custom_rule_comes_first_and_may_end_the_derivation() -> None:

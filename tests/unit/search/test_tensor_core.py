@@ -46,7 +46,7 @@ def test_only_gpus_that_have_them_use_tensor_cores() -> None:
         assert uses(dag, f"cuda -arch={arch}") == ["f16"]
     assert uses(dag, "cuda -arch=sm_75") == []
     assert uses(dag, "cuda") == []
-    assert uses(dag, "cuda -arch=sm_80", tensor_cores=False) == []
+    assert uses(dag, "cuda -arch=sm_80", without_rules=("TensorCoreTiling",)) == []
 
 
 def test_float32_is_strict_unless_the_target_says_otherwise() -> None:
