@@ -57,9 +57,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         "seed": (0, "of the shapes"),
     }
     run = parse(
-        __doc__, argv, seconds=1e-9, seconds_help="seconds of tuning for each fixed shape; less than 1: none",
-        threads=(1, 2), options=options, flags={"quick": "small networks, few requests"},
-    )  # fmt: skip
+        __doc__,
+        argv,
+        seconds=1e-9,
+        seconds_help="seconds of tuning for each fixed shape; less than 1: none",
+        threads=(1, 2),
+        options=options,
+        flags={"quick": "small networks, few requests"},
+    )
     for threads in run.threads:
         for name in filter(run.wants, CASES):
             with tempfile.TemporaryDirectory(prefix="retune-dynamic-") as folder:

@@ -30,9 +30,13 @@ def compile_ours(
     folder = Path(out).parent
     if seconds >= 1 and shapes is not None:
         retune.tune(
-            model, minutes=seconds / 60, shapes=shapes, store=folder / "store", progress=False,
+            model,
+            minutes=seconds / 60,
+            shapes=shapes,
+            store=folder / "store",
+            progress=False,
             options={"threads": threads},
-        )  # fmt: skip
+        )
     began = time.perf_counter()
     network = retune.compile(model, dynamic=shapes is None, shapes=shapes, threads=threads, store=folder / "store")
     network.save(out)

@@ -113,9 +113,19 @@ def fuzz(name: str, inputs: int, seed: int, limit: float, folder: Path) -> Tally
         dead, hung = dead + in_time, hung + (not in_time)
         counts[NEXT] = number + 1
     return Tally(
-        name, inputs, seed, counts[LOADED], counts[REFUSED], counts[OTHER], dead, hung,
-        counts[SLOWEST] / 1e3, counts[GROWN] / 1024, round(time.perf_counter() - began, 1), config.engine_version(),
-    )  # fmt: skip
+        name,
+        inputs,
+        seed,
+        counts[LOADED],
+        counts[REFUSED],
+        counts[OTHER],
+        dead,
+        hung,
+        counts[SLOWEST] / 1e3,
+        counts[GROWN] / 1024,
+        round(time.perf_counter() - began, 1),
+        config.engine_version(),
+    )
 
 
 def _watch(process: "multiprocessing.process.BaseProcess", counts: Sequence[int], limit: float) -> bool:

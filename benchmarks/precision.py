@@ -69,9 +69,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print a line for each form of each network and each peer."""
     texts = {"packages": ("FOLDER", "packages with trained networks, see benchmarks.packaged_models")}
     run = parse(
-        __doc__, argv, seconds=1e-9, seconds_help="seconds of tuning for each form; less than 1: none", threads=(1, 2),
-        texts=texts, options={"passes": (15, "timed passes of each contender")},
-    )  # fmt: skip
+        __doc__,
+        argv,
+        seconds=1e-9,
+        seconds_help="seconds of tuning for each form; less than 1: none",
+        threads=(1, 2),
+        texts=texts,
+        options={"passes": (15, "timed passes of each contender")},
+    )
     seconds, packages = run.seconds if run.seconds >= 1 else 0.0, run.texts["packages"]
     for threads in run.threads:
         for name in filter(run.wants, (*IMAGES, *TRANSFORMERS, *(PACKAGED if packages else ()))):
@@ -173,9 +178,14 @@ def _tuned(path: Path, shapes: Shapes, threads: int, seconds: float, samples: Se
         options = {**FORMS[form], **({"calibrate": list(samples)} if FORMS[form] else {})}
         with tempfile.TemporaryDirectory() as store:
             network = retune.tune(
-                path, minutes=seconds / 60, shapes=shapes, store=store, progress=False, options={"threads": threads},
+                path,
+                minutes=seconds / 60,
+                shapes=shapes,
+                store=store,
+                progress=False,
+                options={"threads": threads},
                 **options,
-            )  # fmt: skip
+            )
             file = network.save(Path(store) / "network.retune")
             return _running(executor_of(Library.load(file).network, threads), network.precision)
 
@@ -223,9 +233,15 @@ def _quantized(path: Path, folder: Path, samples: Sequence[Arrays]) -> Path:
             onnx.save(rename_weights(model), folder / "renamed.onnx")
             quant_pre_process(folder / "renamed.onnx", folded, skip_symbolic_shape=True)
             quantize_static(
-                folded, target, Samples(samples), quant_format=QuantFormat.QDQ, per_channel=True,
-                activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, op_types_to_quantize=_types(path),
-            )  # fmt: skip
+                folded,
+                target,
+                Samples(samples),
+                quant_format=QuantFormat.QDQ,
+                per_channel=True,
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+                op_types_to_quantize=_types(path),
+            )
         except Exception as error:  # of the quantizer, which may raise anything
             raise MeasureError(
                 f"ONNX Runtime cannot quantize the model: {' '.join(str(error).split())[:200]}"

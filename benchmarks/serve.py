@@ -70,9 +70,14 @@ def figures(run: Run, name: str, path: Path) -> Iterator[Figure]:
                 yield Figure(f"{name}/{clients}", "retune serve", threads, metric, value * 1e3, "ms", details=more)
             rate = len(seconds) / run.seconds
             yield Figure(
-                f"{name}/{clients}", "retune serve", threads, "throughput", rate, "1/s",
+                f"{name}/{clients}",
+                "retune serve",
+                threads,
+                "throughput",
+                rate,
+                "1/s",
                 details={**details, "ratio": round(rate * bare, 3)},
-            )  # fmt: skip
+            )
     finally:
         server.should_exit = True
         thread.join()
@@ -82,10 +87,14 @@ def load(port: int, name: str, inputs: Sequence[TensorSpec], clients: int, secon
     """The latencies of all requests that so many clients get answered in `seconds`."""
     arrays = [np.zeros(spec.shape, spec.dtype) for spec in inputs]
     described = [
-        {"name": spec.name, "shape": list(spec.shape), "datatype": DATATYPES[spec.dtype],
-         "parameters": {"binary_data_size": array.nbytes}}
+        {
+            "name": spec.name,
+            "shape": list(spec.shape),
+            "datatype": DATATYPES[spec.dtype],
+            "parameters": {"binary_data_size": array.nbytes},
+        }
         for spec, array in zip(inputs, arrays, strict=True)
-    ]  # fmt: skip
+    ]
     head = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
     body = b"".join((head, *(array.tobytes() for array in arrays)))
     found: list[float] = []

@@ -180,9 +180,12 @@ def _opener(interpreter: str, name: str, threads: int) -> Callable[[], PeerProce
 
 
 def judge(
-    model: TorchModel, threads: int, timing: float | None = None, budget: int = 0,
+    model: TorchModel,
+    threads: int,
+    timing: float | None = None,
+    budget: int = 0,
     open_peer: Callable[[], PeerProcess] | None = None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Compile a model, tuned for `budget` seconds, and compare it with eager PyTorch; with `timing`, time it for about
     so many seconds, beside the peer that `open_peer` starts.
     """
@@ -203,10 +206,13 @@ def judge(
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         again = _tensors(model(fast))
         outcome = Outcome(
-            "right", graphs=graphs, declined=tuple(sorted({name for one in fallbacks for name in one.operators})),
-            declined_flops=sum(one.flops for one in fallbacks), flops=counter.get_total_flops(),
+            "right",
+            graphs=graphs,
+            declined=tuple(sorted({name for one in fallbacks for name in one.operators})),
+            declined_flops=sum(one.flops for one in fallbacks),
+            flops=counter.get_total_flops(),
             compile_seconds=round(compile_seconds, 2),
-        )  # fmt: skip
+        )
         try:
             error = max(largest_error(found, wanted), largest_error(again, wanted))
         except ValueError as difference:

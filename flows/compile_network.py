@@ -169,9 +169,17 @@ def compile_best(
     # How far outputs may be off where layers are in other precisions than float32.
     request = job.precision if choice is not None and choice.is_mixed else None
     comparison = chain.run(
-        verify, job.network, paths, job.threads, job.options.seed, job.plan, job.gpu, job.instances, opaque(request),
+        verify,
+        job.network,
+        paths,
+        job.threads,
+        job.options.seed,
+        job.plan,
+        job.gpu,
+        job.instances,
+        opaque(request),
         opaque(extracted.sample),
-    )  # fmt: skip
+    )
     if comparison.keeps_defaults:
         announce(PhaseStarted("keeping the default schedules: with the programs found the network is no faster"))
         tuned = chain.run(compile_to, "defaults", opaque(extracted), {}, path, built, instances)

@@ -50,9 +50,17 @@ class RunOpened:
         """The event for a run that was just replayed from its records."""
         spent = tuning.summary()
         return cls(
-            tuning.run_info.run_id, tuning.run_info.network, folder, spent.trials > 0, spent.trials, spent.elapsed,
-            known, spent.rows, budget.trials, budget.seconds,
-        )  # fmt: skip
+            tuning.run_info.run_id,
+            tuning.run_info.network,
+            folder,
+            spent.trials > 0,
+            spent.trials,
+            spent.elapsed,
+            known,
+            spent.rows,
+            budget.trials,
+            budget.seconds,
+        )
 
     def __str__(self) -> str:
         verb = f"resumed after {self.trials} trials" if self.resumed else "opened"

@@ -56,8 +56,10 @@ def add_options(
     """
     signature = inspect.signature(function)
     plain = [param for param in signature.parameters.values() if param.kind is not param.VAR_KEYWORD]
-    made = [inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation(field))
-            for field in wanted]  # fmt: skip
+    made = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation(field))
+        for field in wanted
+    ]
     own = [param for param in plain if param.kind is param.KEYWORD_ONLY]
     first = [param for param in plain if param.kind is not param.KEYWORD_ONLY]
     setattr(function, "__signature__", signature.replace(parameters=[*first, *made, *own]))  # noqa: B010 - no attribute of Callable

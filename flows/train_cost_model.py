@@ -52,9 +52,13 @@ def train_cost_model(
     trained = learn_records(tasks, job.location, run_info, holdout)
     save_checkpoint(job.location, trained.tuning)
     report = TrainingReport(
-        len(tasks), trained.programs, trained.judged, trained.pair_accuracy, trained.top_recall,
+        len(tasks),
+        trained.programs,
+        trained.judged,
+        trained.pair_accuracy,
+        trained.top_recall,
         round(time.monotonic() - began, 3),
-    )  # fmt: skip
+    )
     get_run_logger().info("%s", report)
     create_table_artifact(
         [{"figure": name, "value": getattr(report, name)} for name in TrainingReport.__dataclass_fields__],

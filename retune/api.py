@@ -325,8 +325,9 @@ def _fastest(job: TuneJob, run: RunInfo) -> Path:
     summary = run.summary or {}
     tuned = Path(str(summary.get("artifact", "")))
     if not summary.get("is_right"):
-        raise ArtifactError(f"the run {run.run_id} made a network with wrong results: see its report in "
-                            f"{job.run_folder(run.run_id)}")  # fmt: skip
+        raise ArtifactError(
+            f"the run {run.run_id} made a network with wrong results: see its report in {job.run_folder(run.run_id)}"
+        )
     untuned = tuned.parent / "untuned" / tuned.name
     is_slower = float(summary["tuned_seconds"] or 0.0) > float(summary["untuned_seconds"] or 0.0)
     return untuned if is_slower and untuned.exists() else tuned

@@ -82,8 +82,9 @@ def store_onnx(model: onnx.ModelProto, name: str, folder: Path) -> str:
         # Without it protobuf writes maps in an order that changes, and equal models would be different files.
         checksum = hashlib.sha256(light.SerializeToString(deterministic=True))
     except ValueError as error:  # of protobuf, beyond 2 GiB
-        raise ModelFormatError(f"the model {name} is larger than one ONNX file can be; save it with external data and "
-                               "give the path") from error  # fmt: skip
+        raise ModelFormatError(
+            f"the model {name} is larger than one ONNX file can be; save it with external data and give the path"
+        ) from error
     for tensor in large:
         checksum.update(tensor.raw_data)
     label = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)[:60]

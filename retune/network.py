@@ -67,8 +67,9 @@ class InputNames:
         """The arrays in the inputs' order. Raises: OptionError when an input is missing, unknown or given twice."""
         given = dict(zip(self.names, args, strict=False))
         if len(args) > len(self.names):
-            raise OptionError(f"the network has {count(len(self.names), 'input')}, {', '.join(self.names)}: "
-                              f"{len(args)} were given")  # fmt: skip
+            raise OptionError(
+                f"the network has {count(len(self.names), 'input')}, {', '.join(self.names)}: {len(args)} were given"
+            )
         for name, value in kwargs.items():
             if name not in self.names:
                 raise OptionError(f"the network has no input {name!r}; its inputs are {', '.join(self.names)}")

@@ -175,8 +175,13 @@ class _OfWeights:
 class _Compiled(_OfWeights):
     """The network for inputs of known shapes."""
 
-    def __init__(self, forward: torch.fx.GraphModule, arguments: Sequence[Argument], fixed: Sequence[int],
-                 options: Mapping[str, Any]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        forward: torch.fx.GraphModule,
+        arguments: Sequence[Argument],
+        fixed: Sequence[int],
+        options: Mapping[str, Any],
+    ) -> None:
         super().__init__(arguments, fixed)
         tensors = tuple(arguments[index] for index in self._free)
         module = _Frozen(forward, arguments, fixed).eval()
@@ -237,8 +242,10 @@ class _Dynamic(_OfWeights):
             raise ModelError("the graph returns numbers that follow from symbolic extents")
         # AUTO lets PyTorch find equal or fixed extents by itself, where a named dimension would be an error.
         auto = torch.export.Dim.AUTO
-        dims = tuple({dim: auto if dim in dims_of_input else None for dim in range(arguments[index].dim())}
-                     for index, dims_of_input in zip(self._free, symbolic, strict=True))  # fmt: skip
+        dims = tuple(
+            {dim: auto if dim in dims_of_input else None for dim in range(arguments[index].dim())}
+            for index, dims_of_input in zip(self._free, symbolic, strict=True)
+        )
         module = _Frozen(forward, arguments, fixed, extents).eval()
         proto, _ = export_onnx(module, tuple(arguments[index] for index in self._free), {}, shapes={"free": dims})
         for entry, dims_of_input in zip(proto.graph.input, symbolic, strict=True):
@@ -335,8 +342,11 @@ class _Forward:
             with FlopCounterMode(display=False) as counter:
                 self._forward(*arguments)
             names = _operators(node for node in self._forward.graph.nodes if node.op == "call_function")
-            self._warn("a part of a graph runs in PyTorch, because Retune cannot compile it: %s", error,
-                       fallback=Fallback(names, counter.get_total_flops()))  # fmt: skip
+            self._warn(
+                "a part of a graph runs in PyTorch, because Retune cannot compile it: %s",
+                error,
+                fallback=Fallback(names, counter.get_total_flops()),
+            )
             return self._in_torch
 
     def _compile_parts(self, arguments: Sequence[Argument], error: Exception) -> Call:
@@ -352,8 +362,10 @@ class _Forward:
         share = 100 * fallback.flops / trial.flops if trial.flops else 0.0
         self._warn(
             "PyTorch runs %s, %.1f%% of the FLOPs of a graph: Retune does not take them",
-            ", ".join(fallback.operators), share, fallback=fallback,
-        )  # fmt: skip
+            ", ".join(fallback.operators),
+            share,
+            fallback=fallback,
+        )
         split = CapabilityBasedPartitioner(
             # The partitioner changes the graph, which is still needed where a part is declined.
             copy.deepcopy(self._forward),

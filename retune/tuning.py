@@ -67,9 +67,13 @@ def run_tuning(source: str, flags: Sequence[str], *, progress: bool) -> None:
 def _start(command: Sequence[str], stdout: TextIO | int) -> Iterator[subprocess.Popen[str]]:
     """The process, which ends with the block: by itself, or interrupted when the block is left by an exception."""
     child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True,
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
         env=config.child_environment({}),
-    )  # fmt: skip
+    )
     try:
         yield child
     except BaseException:

@@ -35,8 +35,13 @@ FULL_ROWS = 500_000
 """Maximal rows of a file; full files stay untouched."""
 
 # The fastest first, so that `best` reads only the first row group of a compacted file.
-_ORDER = [("seconds", "ascending"), ("timestamp", "ascending"), ("round", "ascending"), ("record_id", "ascending"),
-          ("sizes", "ascending")]  # fmt: skip
+_ORDER = [
+    ("seconds", "ascending"),
+    ("timestamp", "ascending"),
+    ("round", "ascending"),
+    ("record_id", "ascending"),
+    ("sizes", "ascending"),
+]
 
 _DAY = 86_400.0
 

@@ -356,6 +356,12 @@ def test_imports_are_absolute_and_at_the_top() -> None:
     assert wrong == []
 
 
+def test_only_tables_of_a_module_keep_their_own_layout() -> None:
+    """`# fmt: skip` may stand behind the bracket that ends a table, in the first column, and nowhere else."""
+    elsewhere = re.compile(r"^(?![)\]}]+(?: \+ \w+)?  # fmt: skip$).*# fmt: skip$", re.MULTILINE)
+    assert [path for path in _paths() if elsewhere.search((ROOT / path).read_text(encoding="utf-8"))] == []
+
+
 def test_only_the_configuration_reads_the_environment() -> None:
     wrong = [
         f"{path}:{node.lineno}"

@@ -300,9 +300,13 @@ def test_prefect_is_imported_without_files_of_the_working_directory(
     guard = "from retune.tasks.prefect_import import import_prefect; import_prefect()" if is_guarded else ""
     ours = {"PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")} if is_guarded else {}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", _IMPORTS.format(guard=guard)], cwd=tmp_path / "work", capture_output=True,
-        text=True, check=True, env=environment_on(tmp_path, HOME=str(tmp_path), **ours),
-    )  # fmt: skip
+        [sys.executable, "-P", "-c", _IMPORTS.format(guard=guard)],
+        cwd=tmp_path / "work",
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment_on(tmp_path, HOME=str(tmp_path), **ours),
+    )
     assert done.stdout.split() == (["False", "False"] if is_guarded else ["True", "True"])
     assert marker.exists() != is_guarded
 
@@ -322,9 +326,14 @@ def test_workers_of_a_local_dask_cluster_take_no_code_of_the_working_directory(t
     script.write_text("from retune.flows.cli.launch import main\nmain()\n")
     command = [sys.executable, str(script), "tune", "mlp", "--trials", "2", "--batch", "2", "--fleet", "dask"]
     done = subprocess.run(
-        [*command, "--store", "../state"], cwd=tmp_path / "work", capture_output=True, text=True, check=False,
-        env=environment_on(tmp_path), timeout=500,
-    )  # fmt: skip
+        [*command, "--store", "../state"],
+        cwd=tmp_path / "work",
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment_on(tmp_path),
+        timeout=500,
+    )
     assert done.returncode == 0, done.stderr
     assert not marker.exists()
 
@@ -380,9 +389,12 @@ def attacked_run(tmp_path: Path, marker: Path, account: str) -> Iterator[Run]:
     ]
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [*command, "--batch", "2", "--store", "../state"], cwd=tmp_path / "work",
-            stdout=stream, stderr=stream, env=environment_on(home, TMPDIR=str(shared)),
-        )  # fmt: skip
+            [*command, "--batch", "2", "--store", "../state"],
+            cwd=tmp_path / "work",
+            stdout=stream,
+            stderr=stream,
+            env=environment_on(home, TMPDIR=str(shared)),
+        )
     try:
         yield Run(process, home, log)
     finally:

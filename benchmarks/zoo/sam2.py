@@ -90,9 +90,13 @@ def _places(write: LayerWriter, width: int, side: int, window: int) -> str:
     image = write.normal((1, width, 7, 7), 0.3, "place_in_image")
     size = write.integers((1, width, side, side), "place_size")
     smooth = write.node(
-        "Resize", [image, "", "", size], "place_in_image_smooth", mode="cubic",
-        coordinate_transformation_mode="half_pixel", cubic_coeff_a=-0.75,
-    )  # fmt: skip
+        "Resize",
+        [image, "", "", size],
+        "place_in_image_smooth",
+        mode="cubic",
+        coordinate_transformation_mode="half_pixel",
+        cubic_coeff_a=-0.75,
+    )
     inside = write.normal((1, width, window, window), 0.3, "place_in_window")
     repeats = write.integers((1, 1, side // window, side // window), "place_repeats")
     return write.node("Add", [smooth, write.node("Tile", [inside, repeats], "place_in_windows")], "places")
@@ -165,8 +169,12 @@ def _pyramid(
     *kept, last = sides
     scales = write.weight(np.asarray((1, 1, 2, 2), np.float32), "twice")
     grown = write.node(
-        "Resize", [last, "", scales], "last_grown", mode="nearest",
-        coordinate_transformation_mode="asymmetric", nearest_mode="floor",
-    )  # fmt: skip
+        "Resize",
+        [last, "", scales],
+        "last_grown",
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )
     kept[-1] = write.node("Add", [kept[-1], grown], "features_and_last")
     return {name: (batch, features, side, side) for name, (_, _, side) in zip(kept, maps, strict=False)}

@@ -144,7 +144,7 @@ class ExpressionEmitter(MemoryEmitter):
     def _is_of_sizes(self, expr: Expr) -> bool:
         """Whether an index depends on nothing but sizes, which are known where the function starts."""
         bindings = [self.env.get(var) for var in self.memo(_variables, expr)]
-        return bool(bindings) and all(isinstance(bound, Scalar) and bound.depth == 0 for bound in bindings)
+        return bool(bindings) and all(isinstance(bound, Scalar) and bound.is_size for bound in bindings)
 
     def _at_start(self, expr: Binary) -> Value:
         """An operation on sizes, written once, at the start of the function: integer arithmetic never traps."""

@@ -66,7 +66,7 @@ def write_kernel(function: LoopFunction, subtarget: Subtarget, stack_bytes: int)
     called: list[ExternCall] = []
     work = [0.0, 0.0]
     numbers = count()
-    sizes = {Var(name): Scalar(f"%size{number}", 0) for number, name in enumerate(function.symbols)}
+    sizes = {Var(name): Scalar(f"%size{number}", 0, is_size=True) for number, name in enumerate(function.symbols)}
     for index, limit in enumerate(function.limits):
         text, call = limit_part(function.name, index, limit, BodyEmitter(FunctionWriter(), subtarget, {}, sizes))
         parts.append(text)

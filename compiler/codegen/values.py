@@ -56,6 +56,8 @@ class Scalar:
     text: str
     depth: int
     loop: OpenLoop | None = field(default=None, compare=False)
+    is_size: bool = False
+    """Whether it is an extent that a call passes."""
 
 
 @dataclass(frozen=True, slots=True)

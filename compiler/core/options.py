@@ -125,9 +125,11 @@ class SchedulerOptions:
     """How the task scheduler gives the rounds of a run to its tasks, see `retune.compiler.search.task_scheduler`."""
 
     strategy: str = option(
-        "gradient", "how rounds are given to tasks: gradient, or round-robin", SEARCH,
+        "gradient",
+        "how rounds are given to tasks: gradient, or round-robin",
+        SEARCH,
         choices=("gradient", "round-robin"),
-    )  # fmt: skip
+    )
     # alpha, beta and the window are the defaults of TVM's task scheduler.
     alpha: float = option(
         0.2, "share of the recent progress of a task in its gradient; the rest is optimism", SEARCH, least=0, most=1
@@ -168,29 +170,41 @@ class TuneOptions(SchedulerOptions):
     seed: int = option(0, "seed of the search", SEARCH, least=0)
     batch: int = option(64, "most programs measured in one round", SEARCH, least=1, most=1024)
     weights: str = option(
-        "auto", "weights while a kernel is timed: cached, memory, or auto, which is as in the network", NETWORK,
+        "auto",
+        "weights while a kernel is timed: cached, memory, or auto, which is as in the network",
+        NETWORK,
         choices=("auto", "cached", "memory"),
-    )  # fmt: skip
+    )
     winograd: bool = option(True, "whether Winograd's transforms are tried for 3x3 convolutions of stride 1", NETWORK)
     precision: str = option(
-        "float32", "precision of products and convolutions: float32, bfloat16, int8, or auto, which measures", NETWORK,
+        "float32",
+        "precision of products and convolutions: float32, bfloat16, int8, or auto, which measures",
+        NETWORK,
         choices=("float32", "bfloat16", "int8", "auto"),
-    )  # fmt: skip
+    )
     tolerance: float | None = option(
-        None, "largest error of the outputs with precision auto, as a share; 0.01 when unset", NETWORK,
-        least=1e-6, most=0.5,
-    )  # fmt: skip
+        None,
+        "largest error of the outputs with precision auto, as a share; 0.01 when unset",
+        NETWORK,
+        least=1e-6,
+        most=0.5,
+    )
     metric: str = option(
-        "largest", "that error: largest or mean difference, cosine distance, or top1, the share of changed top classes",
-        NETWORK, choices=("largest", "mean", "cosine", "top1"),
-    )  # fmt: skip
+        "largest",
+        "that error: largest or mean difference, cosine distance, or top1, the share of changed top classes",
+        NETWORK,
+        choices=("largest", "mean", "cosine", "top1"),
+    )
     calibrate: str | None = option(
         None, "samples of the inputs for precisions, a .npz or a folder of them; random inputs when unset", NETWORK
     )
     sample: str | None = option(
-        None, "shapes with weights that a network of dynamic shapes is tuned for, a JSON file; log-uniform over the "
-        "ranges when unset", NETWORK, flag="shapes",
-    )  # fmt: skip
+        None,
+        "shapes with weights that a network of dynamic shapes is tuned for, a JSON file; log-uniform over the "
+        "ranges when unset",
+        NETWORK,
+        flag="shapes",
+    )
     threads: int | None = option(
         None, "threads that a network is tuned for; all cores when unset", MACHINE, least=1, most=4096
     )

@@ -38,9 +38,11 @@ def _extents(param: Param, sizes: Mapping[str, int]) -> Shape:
         size = dim if isinstance(dim, int) else sizes.get(_symbol(param, axis))
         if size is None:
             example = ", ".join(str(dim) if isinstance(dim, int) else "1" for dim in param.dims)
-            raise OptionError(f"dimension {axis} of the input {param} has any size: choose a shape, such as "
-                              f"--shape {param.name}={example.replace(' ', '')}, in Python "
-                              f'shapes={{"{param.name}": ({example})}}')  # fmt: skip
+            raise OptionError(
+                f"dimension {axis} of the input {param} has any size: choose a shape, such as "
+                f"--shape {param.name}={example.replace(' ', '')}, in Python "
+                f'shapes={{"{param.name}": ({example})}}'
+            )
         extents.append(size)
     return tuple(extents)
 

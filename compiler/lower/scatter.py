@@ -55,8 +55,10 @@ def scatter(
     guards = [test for test in reversed(tests) if not any((var, index) in named.items() for var, index in _equal(test))]
     target = tuple(variable[axis] for axis in axes)
     source = as_body([value.then for value in chosen])
-    leaf = wrap_in_guards([guard for guard in guards if variables(guard) & named.keys()],
-                   join_into(replace(body, source=source), buffers, target))  # fmt: skip
+    leaf = wrap_in_guards(
+        [guard for guard in guards if variables(guard) & named.keys()],
+        join_into(replace(body, source=source), buffers, target),
+    )
     first = min(dim for dim, axis in enumerate(axes) if variable[axis] in named)
     after = [axis for axis in axes[first:] if variable[axis] not in named]
     outside = [guard for guard in guards if not variables(guard) & named.keys()]
@@ -84,8 +86,11 @@ def _in_parts(stmt: Stmt, var: Var, extent: int, row: int, buffer: Buffer) -> St
     if isinstance(stmt, For) and stmt.var == var:
         return replace(stmt, kind=LoopKind.PARALLEL) if extent > 1 else stmt
     least = -(-_LEAST_PART * extent // (row * item_bytes(buffer.dtype)))
-    width = min(width for width in range(1, extent + 1) if extent % width == 0
-                and (width == extent or (width >= least and extent // width <= _MOST_PARTS)))  # fmt: skip
+    width = min(
+        width
+        for width in range(1, extent + 1)
+        if extent % width == 0 and (width == extent or (width >= least and extent // width <= _MOST_PARTS))
+    )
     if width == extent:
         return stmt
     part = Var(f"{var.name}.part")

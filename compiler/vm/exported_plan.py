@@ -20,8 +20,9 @@ def exported_plan(executable: Executable) -> ExportedPlan:
     program, library = executable.program, executable.library
     obstacle = _obstacle(executable)
     if obstacle:
-        raise OptionError(f"{program.name} cannot be exported for all shapes: {obstacle}; give fixed ones, such as "
-                          "--shape NAME=1,128")  # fmt: skip
+        raise OptionError(
+            f"{program.name} cannot be exported for all shapes: {obstacle}; give fixed ones, such as --shape NAME=1,128"
+        )
     (call,) = program.main.body
     assert isinstance(call, Call), "others are obstacles"
     region = call.region

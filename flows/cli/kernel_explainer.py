@@ -129,9 +129,14 @@ class KernelExplainer:
             steps = load_steps(program.steps) if program else default_steps_of(task)
             seconds = time_kernel(task, steps, self._network.threads)
         return Explanation(
-            task, self._uses.get(name, 0), program, seconds, self._nodes(task), self._search(task),
+            task,
+            self._uses.get(name, 0),
+            program,
+            seconds,
+            self._nodes(task),
+            self._search(task),
             self._limits if here else None,
-        )  # fmt: skip
+        )
 
     def _nodes(self, task: SearchTask) -> str:
         """The lines of the graph that a kernel computes where it is first called."""

@@ -105,10 +105,12 @@ class EmbeddedServer:
         # A session of its own, so that it has nothing to say about the user's Ctrl-C; the reaper ends it.
         handle = self._listening.fileno()
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", _SERVE, str(handle)], pass_fds=(handle,), env=environment,
+            [sys.executable, "-P", "-c", _SERVE, str(handle)],
+            pass_fds=(handle,),
+            env=environment,
             cwd=Path(__file__).parent,  # see `import_prefect`
             start_new_session=True,
-        )  # fmt: skip
+        )
 
     def restart(self) -> None:
         """Start it once more after its process has ended, on the same socket and the same database."""

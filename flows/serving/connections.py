@@ -87,6 +87,13 @@ def configure(app: FastAPI, host: str = "127.0.0.1", port: int = 0, stop_seconds
     for name in ("asyncio", "uvicorn.error"):
         logging.getLogger(name).addFilter(_SPARSE)
     return uvicorn.Config(
-        app, host, port, http=BoundedConnection, ws="none", backlog=_BACKLOG, log_level="warning", access_log=False,
+        app,
+        host,
+        port,
+        http=BoundedConnection,
+        ws="none",
+        backlog=_BACKLOG,
+        log_level="warning",
+        access_log=False,
         timeout_graceful_shutdown=stop_seconds,
-    )  # fmt: skip
+    )

@@ -70,9 +70,11 @@ def test_a_network_computes_what_it_computes_here(name: str, tmp_path: Path) -> 
 def test_products_of_bytes_are_exact(types: tuple[str, str, str], cpu: str, tmp_path: Path) -> None:
     a, b, r = te.placeholder((9, 60), types[0], "a"), te.placeholder((60, 50), types[1], "b"), te.reduce_axis(60, "r")
     c = te.compute(
-        (9, 50), lambda i, j: te.sum(te.cast(types[2], a[i, r]) * te.cast(types[2], b[r, j]), r), "c",
+        (9, 50),
+        lambda i, j: te.sum(te.cast(types[2], a[i, r]) * te.cast(types[2], b[r, j]), r),
+        "c",
         {"layout_free_placeholders": (b,)},
-    )  # fmt: skip
+    )
     target = Target(f"llvm -mtriple=aarch64-linux-gnu -mcpu={cpu}")
     task = SearchTask("kernel", ComputeDAG([a, b, c]), target, hardware_of(target, 2))
     rng = np.random.default_rng(1)

@@ -98,8 +98,11 @@ def _cases() -> Mapping[str, Any]:
         ),
         "Conv of points": _case("Conv", _pairs(rng, 1, 32, 6, 6, axis=1), _same(rng, 24, 32, 1, 1, axis=1), weights=1),
         "Conv of groups": _case(
-            "Conv", np.repeat(_pairs(rng, 1, 8, 6, 6, axis=1), 2, axis=0).reshape(1, 16, 6, 6),
-            _same(rng, 8, 8, 3, 3, axis=1), weights=1, group=2,
+            "Conv",
+            np.repeat(_pairs(rng, 1, 8, 6, 6, axis=1), 2, axis=0).reshape(1, 16, 6, 6),
+            _same(rng, 8, 8, 3, 3, axis=1),
+            weights=1,
+            group=2,
         ),
         "Conv depthwise": _case(
             "Conv", _same(rng, 1, 8, 6, 6, axis=3), _pairs(rng, 8, 1, 1, 6, axis=3), weights=1, group=8
@@ -112,20 +115,34 @@ def _cases() -> Mapping[str, Any]:
             "Conv", _pairs(rng, 1, 8, 3, 2, 3, 2, axis=1), _same(rng, 4, 8, 2, 2, 2, 2, axis=1), weights=1
         ),
         "ConvTranspose": _case(
-            "ConvTranspose", _pairs(rng, 1, 16, 5, 5, axis=1), _same(rng, 16, 8, 4, 4, axis=0), weights=1,
-            strides=[2, 2], pads=[1] * 4,
+            "ConvTranspose",
+            _pairs(rng, 1, 16, 5, 5, axis=1),
+            _same(rng, 16, 8, 4, 4, axis=0),
+            weights=1,
+            strides=[2, 2],
+            pads=[1] * 4,
         ),
         "ConvTranspose uneven": _case(
-            "ConvTranspose", _pairs(rng, 1, 16, 5, 5, axis=1), _same(rng, 16, 8, 3, 3, axis=0), weights=1,
-            strides=[2, 2], pads=[1] * 4,
+            "ConvTranspose",
+            _pairs(rng, 1, 16, 5, 5, axis=1),
+            _same(rng, 16, 8, 3, 3, axis=0),
+            weights=1,
+            strides=[2, 2],
+            pads=[1] * 4,
         ),
         "ConvTranspose dilated": _case(
-            "ConvTranspose", _pairs(rng, 1, 16, 5, 5, axis=1), _same(rng, 16, 4, 3, 3, axis=0), weights=1,
+            "ConvTranspose",
+            _pairs(rng, 1, 16, 5, 5, axis=1),
+            _same(rng, 16, 4, 3, 3, axis=0),
+            weights=1,
             dilations=[2, 2],
         ),
         **_biased_cases(rng),
         "DeformConv": _case(
-            "DeformConv", _pairs(rng, 1, 16, 5, 5, axis=1), _same(rng, 8, 16, 3, 3, axis=1), np.zeros((1, 18, 3, 3)),
+            "DeformConv",
+            _pairs(rng, 1, 16, 5, 5, axis=1),
+            _same(rng, 8, 16, 3, 3, axis=1),
+            np.zeros((1, 18, 3, 3)),
             weights=1,
         ),
         "Einsum": _case("Einsum", _pairs(rng, 3, 4, 32, axis=2), _same(rng, 3, 5, 32, axis=2), equation="bik,bjk->bji"),
@@ -148,13 +165,20 @@ def _cases() -> Mapping[str, Any]:
         "LayerNormalization scaled": _case(
             "LayerNormalization", row[:1], np.full(64, 6e4), -3e4 * np.sign(row[0]), weights=2
         ),
-        "InstanceNormalization": _case("InstanceNormalization", _large(rng, 2, 8, 6, 6), near[0, :, 0, 0],
-                                       near[0, :, 1, 0], weights=2),
-        "GroupNormalization": _case("GroupNormalization", _large(rng, 2, 8, 6, 6), near[0, :, 0, 0], near[0, :, 1, 0],
-                                    weights=2, num_groups=2),
+        "InstanceNormalization": _case(
+            "InstanceNormalization", _large(rng, 2, 8, 6, 6), near[0, :, 0, 0], near[0, :, 1, 0], weights=2
+        ),
+        "GroupNormalization": _case(
+            "GroupNormalization", _large(rng, 2, 8, 6, 6), near[0, :, 0, 0], near[0, :, 1, 0], weights=2, num_groups=2
+        ),
         "MeanVarianceNormalization": _case("MeanVarianceNormalization", _large(rng, 2, 8, 6, 6)),
         "BatchNormalization": _case(
-            "BatchNormalization", 4e4 + 100 * near, np.full(8, 3.0), np.zeros(8), np.full(8, 3e4), np.full(8, 2.0),
+            "BatchNormalization",
+            4e4 + 100 * near,
+            np.full(8, 3.0),
+            np.zeros(8),
+            np.full(8, 3e4),
+            np.full(8, 2.0),
             weights=4,
         ),
         "Softmax": _case("Softmax", np.zeros((1, 70000)), axis=1),
@@ -169,14 +193,25 @@ def _cases() -> Mapping[str, Any]:
         "Sum": _case("Sum", np.full(5, 6e4), np.full(5, 5e4), np.full(5, -6e4)),
         "Det": _case("Det", np.array([[300.0, 296.0], [304.0, 300.0]])),
         "Resize": _case(
-            "Resize", 100 * np.abs(_large(rng, 1, 1, 32, 32)), np.zeros(0), np.zeros(0), np.array([1, 1, 4, 4]),
-            weights=3, mode="linear", antialias=1,
+            "Resize",
+            100 * np.abs(_large(rng, 1, 1, 32, 32)),
+            np.zeros(0),
+            np.zeros(0),
+            np.array([1, 1, 4, 4]),
+            weights=3,
+            mode="linear",
+            antialias=1,
         ),
         "Resize by cubics": _case(
-            "Resize", 100 * np.abs(_large(rng, 1, 1, 9, 9)), np.zeros(0), np.zeros(0), np.array([1, 1, 23, 19]),
-            weights=3, mode="cubic",
+            "Resize",
+            100 * np.abs(_large(rng, 1, 1, 9, 9)),
+            np.zeros(0),
+            np.zeros(0),
+            np.array([1, 1, 23, 19]),
+            weights=3,
+            mode="cubic",
         ),
-    } | {op: _case(op, -np.linspace(0.01, 6, 50)) for op in CANCELLING}  # fmt: skip
+    } | {op: _case(op, -np.linspace(0.01, 6, 50)) for op in CANCELLING}
 
 
 CASES = _cases()

@@ -99,8 +99,18 @@ class _WithInitializers(InterpretedProgram):
         return super().run(inputs[:1], **options)
 
 
-_EXPANDED = ("rms_normalization_", "rotary_embedding", "attention_4d_", "affine_grid_2d", "nllloss_NCd1_", "sce_mean_",
-             "center_crop_pad_crop", "linear_attention_", "causal_conv_with_state", "swiglu")  # fmt: skip
+_EXPANDED = (
+    "rms_normalization_",
+    "rotary_embedding",
+    "attention_4d_",
+    "affine_grid_2d",
+    "nllloss_NCd1_",
+    "sce_mean_",
+    "center_crop_pad_crop",
+    "linear_attention_",
+    "causal_conv_with_state",
+    "swiglu",
+)
 """How the names of tests begin whose operators are ONNX functions that are expanded, and have more than one input."""
 
 

@@ -59,6 +59,19 @@ def test_a_step_makes_of_a_state_what_the_case_says(name: str, update_golden: bo
 
 def test_every_step_has_a_case() -> None:
     assert {step.tag for _, _, step in STEPS.values()} == {
-        "AN", "FU", "PR", "RE", "SP", "FSP", "FFSP", "SA", "CA", "CI", "CR", "CHR", "CHW", "RF"
-    }  # fmt: skip
+        "AN",
+        "FU",
+        "PR",
+        "RE",
+        "SP",
+        "FSP",
+        "FFSP",
+        "SA",
+        "CA",
+        "CI",
+        "CR",
+        "CHR",
+        "CHW",
+        "RF",
+    }
     check_subjects("steps", STEPS)

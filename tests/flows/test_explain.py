@@ -28,10 +28,21 @@ def for_gpu(tmp_path_factory: pytest.TempPathFactory) -> Explanation:
 def test_page_has_every_section(explained: Explanation) -> None:
     page = str(explained)
     for said in (
-        "Graph -", "dense(input, fc1)", "Computation -", "p0 = PLACEHOLDER [1, 784]", "Loop nest -", "parallel ",
-        "Passes -", "register-tiles: +", "Limit -", "operations/byte", "Hot loop -", "multiply-adds",
-        "Search -", "no program of this kernel was measured",
-    ):  # fmt: skip
+        "Graph -",
+        "dense(input, fc1)",
+        "Computation -",
+        "p0 = PLACEHOLDER [1, 784]",
+        "Loop nest -",
+        "parallel ",
+        "Passes -",
+        "register-tiles: +",
+        "Limit -",
+        "operations/byte",
+        "Hot loop -",
+        "multiply-adds",
+        "Search -",
+        "no program of this kernel was measured",
+    ):
         assert said in page
 
 

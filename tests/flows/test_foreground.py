@@ -74,8 +74,14 @@ def test_programs_read_events_and_then_the_report(tmp_path: Path, capsys: pytest
     phases = [event["text"].split()[0] for event in after if event["event"] == "phase_started"]
     # Where the tuned network is no faster, the default schedules are kept.
     assert [phase for phase in phases if phase != "keeping"] == [
-        "storing", "selecting", "confirming", "compiling", "comparing", "measuring", "writing"
-    ]  # fmt: skip
+        "storing",
+        "selecting",
+        "confirming",
+        "compiling",
+        "comparing",
+        "measuring",
+        "writing",
+    ]
     report = events[-1]
     assert report["is_right"]
     assert report["limits"]["peak_gflops"] > 0

@@ -77,9 +77,7 @@ def test_an_operator_is_tuned_learned_and_tuned_again(tmp_path: Path, monkeypatc
             limits.append(event.seconds_limit)
 
     monkeypatch.setattr("retune.flows.allocate_trials.announce", watched)
-    again = retune_stale(
-        [OPERATOR], window_minutes=0.1, slice_minutes=0.1, least_gain=0.0, threads=1, home=str(home)
-    )  # fmt: skip
+    again = retune_stale([OPERATOR], window_minutes=0.1, slice_minutes=0.1, least_gain=0.0, threads=1, home=str(home))
     assert len(ParquetRecordStore(home).records()) > 48
     assert again[0].run_id != info.run_id
     # Of at most six seconds three are for the confirmation, and half for the rounds.

@@ -138,9 +138,15 @@ def test_everything_else_is(options: dict[str, Any]) -> None:
 
 def test_a_run_of_a_version_without_the_schedulers_options_is_resumed() -> None:
     asked = job(
-        trials=5, threads=1, target="llvm -mcpu=znver4", seed=3, batch=32, shapes=["x=2,16"], early_stopping=7,
+        trials=5,
+        threads=1,
+        target="llvm -mcpu=znver4",
+        seed=3,
+        batch=32,
+        shapes=["x=2,16"],
+        early_stopping=7,
         strategy="gradient",
-    )  # fmt: skip
+    )
     assert replace(asked, machine="there").fingerprint(("b", "a")) == (
         '{"batch": 32, "device": "there", "network": "mlp", "seed": 3, "shapes": ["x=2,16"], '
         '"target": "llvm -mcpu=znver4", "tasks": ["a", "b"], "threads": 1, "weights": "auto", "winograd": true}'

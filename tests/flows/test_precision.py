@@ -81,10 +81,17 @@ def test_a_fleet_has_no_precision() -> None:
 
 def test_other_samples_and_other_precisions_are_other_runs(folder: Path) -> None:
     np.savez(folder / "a.npz", input=samples())
-    jobs = [TuneJob.of("mlp", **given) for given in (
-        {}, {"precision": "bfloat16"}, {"precision": "auto"}, {"precision": "auto", "tolerance": 0.005},
-        {"precision": "auto", "metric": "mean"}, {"precision": "auto", "calibrate": "a.npz"},
-    )]  # fmt: skip
+    jobs = [
+        TuneJob.of("mlp", **given)
+        for given in (
+            {},
+            {"precision": "bfloat16"},
+            {"precision": "auto"},
+            {"precision": "auto", "tolerance": 0.005},
+            {"precision": "auto", "metric": "mean"},
+            {"precision": "auto", "calibrate": "a.npz"},
+        )
+    ]
     prints = [job.fingerprint(["key"]) for job in jobs]
     np.savez(folder / "a.npz", input=samples())
     prints.append(jobs[-1].fingerprint(["key"]))

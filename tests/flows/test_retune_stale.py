@@ -29,12 +29,17 @@ def write_records(network: str, home: Location) -> None:
     ParquetRecordStore(home).append(
         [
             timed(
-                key, 1e-3, network=network, target=job.target, device=job.device, threads=1,
+                key,
+                1e-3,
+                network=network,
+                target=job.target,
+                device=job.device,
+                threads=1,
                 engine_version=config.engine_version(),
             )
             for key in extracted.task_keys
         ]
-    )  # fmt: skip
+    )
 
 
 def test_the_untuned_network_is_tuned_and_the_broken_one_is_named(

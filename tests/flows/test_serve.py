@@ -80,9 +80,12 @@ def test_json_and_binary_requests_get_the_outputs_of_the_executor(client: httpx.
     (output,) = answer["outputs"]
     np.testing.assert_allclose(np.reshape(output["data"], output["shape"]), wanted, rtol=1e-6)
 
-    head = {"inputs": [{"name": "input", "shape": list(x.shape), "datatype": "FP32",
-                        "parameters": {"binary_data_size": x.nbytes}}],
-            "outputs": [{"name": "logits", "parameters": {"binary_data": True}}]}  # fmt: skip
+    head = {
+        "inputs": [
+            {"name": "input", "shape": list(x.shape), "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
+        ],
+        "outputs": [{"name": "logits", "parameters": {"binary_data": True}}],
+    }
     text = json.dumps(head).encode()
     header = {"Inference-Header-Content-Length": str(len(text))}
     found = client.post("/v2/models/mlp/infer", content=text + x.tobytes(), headers=header)

@@ -65,9 +65,14 @@ def test_a_recipe_for_another_server_computes_what_the_network_does(server: str,
     (tmp_path / "recipe.py").write_text(script)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(
-        [sys.executable, "recipe.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500,
+        [sys.executable, "recipe.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-3000:]}"
     wanted = network(np.ones((1, 784), "float32"))
     np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), wanted, rtol=1e-5, atol=1e-6)

@@ -118,10 +118,12 @@ def compiled(op: str, operands: Sequence[Array | None], attributes: dict[str, An
         return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(one.dtype), shape)
 
     graph = helper.make_graph(
-        [node], "net", [described(*pair) for pair in free.items()],
+        [node],
+        "net",
+        [described(*pair) for pair in free.items()],
         [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in node.output],
         [numpy_helper.from_array(one, name) for name, one in fixed.items()],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     model = onnx.shape_inference.infer_shapes(model)
     for entry in model.graph.output:

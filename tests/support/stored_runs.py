@@ -100,6 +100,14 @@ def _outcome(key: str, records: list[MeasureRecord]) -> KernelRow:
     flops, moved = 8e7 * (number + 1) * (1 - 0.1 * number), 1 << (18 + number % 6)
     default = mine[0].seconds
     return KernelRow(
-        best.task_name, key, 2, flops, moved, trials=len(mine), default_seconds=default, best_seconds=best.seconds,
-        origin=ProgramOrigin.RECORD, record_id=best.record_id,
-    )  # fmt: skip
+        best.task_name,
+        key,
+        2,
+        flops,
+        moved,
+        trials=len(mine),
+        default_seconds=default,
+        best_seconds=best.seconds,
+        origin=ProgramOrigin.RECORD,
+        record_id=best.record_id,
+    )

@@ -34,8 +34,10 @@ class ConstantTable:
                 table.offsets[index, number] = table.nbytes
                 table.nbytes += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
         if table.nbytes > _MOST_BYTES:
-            raise ArtifactError(f"the constants take {table.nbytes / 2**30:.1f} GiB, and a shared library has room for "
-                                f"{_MOST_BYTES / 2**30:.1f} GiB")  # fmt: skip
+            raise ArtifactError(
+                f"the constants take {table.nbytes / 2**30:.1f} GiB, and a shared library has room for "
+                f"{_MOST_BYTES / 2**30:.1f} GiB"
+            )
         return table
 
     def object_code(self, folder: Path, target: Target) -> bytes:

@@ -71,8 +71,10 @@ def custom_op(exported: ExportedPlan) -> CustomOp:
     plan, network = exported.plan, exported.network
     for number in (*plan.inputs, *plan.outputs):
         if plan.buffers[number].dtype not in TYPES:
-            raise ArtifactError(f"ONNX Runtime has no tensors of {plan.buffers[number].dtype} for the network's "
-                                f"{plan.buffers[number].name}")  # fmt: skip
+            raise ArtifactError(
+                f"ONNX Runtime has no tensors of {plan.buffers[number].dtype} for the network's "
+                f"{plan.buffers[number].name}"
+            )
     network.require_cpu_code("a library for ONNX Runtime")
     digest = hashlib.sha256(repr((plan, exported.slots, exported.guards)).encode())
     for kernel in network.kernels:
@@ -107,8 +109,12 @@ def _library(ops: Sequence[CustomOp], table: ConstantTable) -> str:
         constants = {buffer: table.offsets[number, buffer] for buffer in op.exported.network.constants}
         descriptions.append(_description(module, op, _Compute(module, op, constants).write(f"retune.compute{number}")))
     cpu = metadata.get("cpu", "another CPU")
-    _write_entry(module, descriptions, has_features, f"the library was compiled for {cpu}; this machine lacks "
-                 "instructions that it uses: export the network here")  # fmt: skip
+    _write_entry(
+        module,
+        descriptions,
+        has_features,
+        f"the library was compiled for {cpu}; this machine lacks instructions that it uses: export the network here",
+    )
     return str(module)
 
 

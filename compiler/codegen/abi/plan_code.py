@@ -72,8 +72,9 @@ class ExportedPlan:
 
 def _guard_text(guard: Guard, dim: int) -> str:
     assert isinstance(dim, Dim), "a guard is about symbols"
-    sides = [Dim({monomial: abs(factor) for monomial, factor in dim.terms.items() if factor * sign > 0})
-             for sign in (1, -1)]  # fmt: skip
+    sides = [
+        Dim({monomial: abs(factor) for monomial, factor in dim.terms.items() if factor * sign > 0}) for sign in (1, -1)
+    ]
     relation = ("==" if guard.holds else "!=") if guard.is_zero else (">" if guard.holds else "<=")
     return f" {relation} ".join(str(side) or "0" for side in sides)
 

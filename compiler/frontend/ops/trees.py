@@ -18,8 +18,12 @@ _LEQ, _LT, _GTE, _GT, _EQ, _NEQ, _MEMBER, _LEAF = range(8)
 _MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER", "LEAF")
 """Tests of a node, in the order of TreeEnsemble's numbers; older operators write BRANCH_LEQ and so on."""
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
-_JOINS = {"AVERAGE": ("ReduceSum", 0.0), "SUM": ("ReduceSum", 0.0), "MIN": ("ReduceMin", np.inf),
-          "MAX": ("ReduceMax", -np.inf)}  # fmt: skip
+_JOINS = {
+    "AVERAGE": ("ReduceSum", 0.0),
+    "SUM": ("ReduceSum", 0.0),
+    "MIN": ("ReduceMin", np.inf),
+    "MAX": ("ReduceMax", -np.inf),
+}
 """The reduction over trees, and the weight of a target that a leaf does not have."""
 _GROUPS, _FEWEST_TREES = 4, 32
 """Most groups of trees that are walked to their own depth, which is a third less work than to the depth of the deepest,
@@ -183,8 +187,16 @@ def _listed_forest(write: Composition, x: str, kind: str, targets: int, fill: fl
         raise node.unsupported("a leaf is not there")
     weights[leaves, _ints(node, f"{kind}_ids")] = _floats(node, f"{kind}_weights", dtype)
     tracks, (_, roots) = _ints(node, "nodes_missing_value_tracks_true"), np.unique(trees, return_index=True)
-    return _Forest(modes, _ints(node, "nodes_featureids"), _floats(node, "nodes_values", dtype), yes, no,
-                   tracks if len(tracks) else np.zeros(len(modes)), roots, weights)  # fmt: skip
+    return _Forest(
+        modes,
+        _ints(node, "nodes_featureids"),
+        _floats(node, "nodes_values", dtype),
+        yes,
+        no,
+        tracks if len(tracks) else np.zeros(len(modes)),
+        roots,
+        weights,
+    )
 
 
 def _regressor(write: Composition) -> str:

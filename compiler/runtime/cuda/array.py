@@ -31,9 +31,12 @@ class _Tensor(ctypes.Structure):
     """The first fields of a DLTensor, at the beginning of a capsule's content."""
 
     _fields_ = (
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
-    )  # fmt: skip
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+    )
 
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer

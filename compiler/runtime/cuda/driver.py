@@ -234,13 +234,19 @@ def _facts_of_device(device: Any) -> GpuDevice:
         2.0 * properties.memory_clock_rate * 1e3 * properties.global_memory_bus_width / 8 or facts_of(arch).bandwidth
     )
     facts = GpuFacts(
-        multiprocessors=properties.multiprocessor_count, clock=properties.clock_rate * 1e3 or facts_of(arch).clock,
-        bandwidth=bandwidth, cache=properties.l2_cache_size, lanes=lanes_of((capability[0], capability[1])),
-        tensor=facts_of(arch).tensor, group_tensor=facts_of(arch).group_tensor,
-        registers=properties.max_registers_per_multiprocessor, shared=properties.max_shared_memory_per_multiprocessor,
-        reserved=properties.reserved_shared_memory_per_block, threads=properties.max_threads_per_multiprocessor,
+        multiprocessors=properties.multiprocessor_count,
+        clock=properties.clock_rate * 1e3 or facts_of(arch).clock,
+        bandwidth=bandwidth,
+        cache=properties.l2_cache_size,
+        lanes=lanes_of((capability[0], capability[1])),
+        tensor=facts_of(arch).tensor,
+        group_tensor=facts_of(arch).group_tensor,
+        registers=properties.max_registers_per_multiprocessor,
+        shared=properties.max_shared_memory_per_multiprocessor,
+        reserved=properties.reserved_shared_memory_per_block,
+        threads=properties.max_threads_per_multiprocessor,
         blocks=properties.max_blocks_per_multiprocessor,
-    )  # fmt: skip
+    )
     return GpuDevice(
         device.device_id,
         device.name,

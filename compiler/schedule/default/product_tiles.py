@@ -161,12 +161,13 @@ def register_tile(
                 tail_cost = TAIL_COST_L2 if near else TAIL_COST_MEMORY
                 conversion = _CONVERSION_CYCLES * vectors_held if converts else 0.0
                 cycles = sum(
-                    count_i * count_j
+                    count_i
+                    * count_j
                     * (conversion + _cycles(size_i, _vectors_of(size_j, lanes, hardware)[1], hardware))
                     * (1.0 if (size_i, size_j) == (height, strip) else tail_cost)
                     for size_i, count_i in _parts(rows, height)
                     for size_j, count_j in _parts(columns, strip)
-                )  # fmt: skip
+                )
                 cycles *= TAIL_MARGIN if rows % height or columns % strip else 1.0
                 is_packed = not columns % strip or (packs and columns + -columns % strip <= most_padded(columns))
                 cycles *= 1.0 if is_packed or not far else _UNPACKED_COST

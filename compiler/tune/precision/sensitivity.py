@@ -60,9 +60,13 @@ def with_added_errors(graph: Graph, layers: Sequence[str]) -> Graph:
     known = frozenset(layers)
     inputs = (*graph.inputs, *(Value(_ADDED + name, graph.values[name].shape, "float32") for name in layers))
     more = Graph(
-        graph.name, inputs, graph.outputs, graph.nodes, graph.constants,
+        graph.name,
+        inputs,
+        graph.outputs,
+        graph.nodes,
+        graph.constants,
         {**graph.values, **{value.name: value for value in inputs}},
-    )  # fmt: skip
+    )
 
     def convert(builder: GraphBuilder, node: Node) -> str | None:
         if node.output not in known:

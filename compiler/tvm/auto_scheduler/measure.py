@@ -168,11 +168,16 @@ class LocalRunner(InputRunner, runners.LocalRunner):
     ) -> None:
         super().__init__(
             MeasureOptions(
-                len(usable_cpus()) if threads is None else threads, run_timeout_s=timeout, number=number,
-                repeat=repeat, min_repeat_ms=min_repeat_ms, cooldown_interval=cooldown_interval,
-                enable_cpu_cache_flush=enable_cpu_cache_flush, check=check,
+                len(usable_cpus()) if threads is None else threads,
+                run_timeout_s=timeout,
+                number=number,
+                repeat=repeat,
+                min_repeat_ms=min_repeat_ms,
+                cooldown_interval=cooldown_interval,
+                enable_cpu_cache_flush=enable_cpu_cache_flush,
+                check=check,
             )
-        )  # fmt: skip
+        )
 
 
 def _by_task(inputs: Sequence[MeasureInput]) -> Iterator[tuple[SearchTask, list[tuple[Step, ...]]]]:

@@ -142,9 +142,15 @@ class RPCRunner(InputRunner, FleetRunner):
         device: int = 0,
     ) -> None:
         options = _checked_options(
-            device, n_parallel, run_timeout_s=timeout, number=number, repeat=repeat, min_repeat_ms=min_repeat_ms,
-            cooldown_interval=cooldown_interval, enable_cpu_cache_flush=enable_cpu_cache_flush,
-        )  # fmt: skip
+            device,
+            n_parallel,
+            run_timeout_s=timeout,
+            number=number,
+            repeat=repeat,
+            min_repeat_ms=min_repeat_ms,
+            cooldown_interval=cooldown_interval,
+            enable_cpu_cache_flush=enable_cpu_cache_flush,
+        )
         self._dask = DaskEngine(f"tcp://{host}:{port}", priority)
         try:
             self.facts = DeviceFacts.of_device(self._dask, key)
@@ -207,9 +213,15 @@ class LocalRPCMeasureContext(Closing):
     ) -> None:
         """Raises: NotYetError for another device; OptionError."""
         options = _checked_options(
-            device, n_parallel, run_timeout_s=timeout, number=number, repeat=repeat, min_repeat_ms=min_repeat_ms,
-            cooldown_interval=cooldown_interval, enable_cpu_cache_flush=enable_cpu_cache_flush,
-        )  # fmt: skip
+            device,
+            n_parallel,
+            run_timeout_s=timeout,
+            number=number,
+            repeat=repeat,
+            min_repeat_ms=min_repeat_ms,
+            cooldown_interval=cooldown_interval,
+            enable_cpu_cache_flush=enable_cpu_cache_flush,
+        )
         del priority  # this worker has one client
         self._engine = ServiceEngine(WorkerService(is_shared=True), n_parallel)
         options = replace(options, threads=config.usable_cores())

@@ -98,8 +98,9 @@ def export_model(
         plan = exported_plan(compile_dynamic(network, shapes, target, count, None, home).get_exec())
         return export_network(plan, to, runtime), [plan.network]
     if runtime == C and (offloaded.remaining or len(offloaded.parts) != 1):
-        raise OptionError(f"{network} cannot be exported for C: there are no kernels for "
-                          f"{', '.join(offloaded.remaining)}")  # fmt: skip
+        raise OptionError(
+            f"{network} cannot be exported for C: there are no kernels for {', '.join(offloaded.remaining)}"
+        )
     networks = _compile_parts(network, offloaded, Target(target), count, options, home)
     exported = export_network(networks[0], to, C) if runtime == C else export_parts(offloaded, networks, to)
     return exported, networks

@@ -128,8 +128,10 @@ class Commands(typer.Typer):
 
             own = [param for name, param in signature.parameters.items() if name != "output"]
             flags = {"as_json": Json, "quiet": Quiet}.items()
-            made = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
-                    for name, kind in flags]  # fmt: skip
+            made = [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+                for name, kind in flags
+            ]
             setattr(run, "__signature__", signature.replace(parameters=[*own, *made]))  # noqa: B010 - no attribute of Callable
             register(run)
             return function

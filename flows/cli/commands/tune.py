@@ -26,9 +26,12 @@ from retune.storage.parquet import ParquetRecordStore
 
 def tune(
     output: Output,
-    network: Network, *, shape: Shapes = None, store: Store = None,
+    network: Network,
+    *,
+    shape: Shapes = None,
+    store: Store = None,
     **options: object,
-) -> int:  # fmt: skip
+) -> int:
     """Tune a network, compile it with the best programs found, and report the speedup.
 
     The same command after an interruption goes on where the run was stopped. Defaults can be set in retune.toml and in

@@ -95,8 +95,11 @@ def _resize(w: _Writer) -> None:
     attrs = w.rng.choice([attrs for attrs in _RESIZES if rank == 4 or attrs["mode"] != "cubic"])
     like, _, other_rank = w.pick()
     if other_rank == rank and w.rng.random() < 0.6:
-        sizes = w.emit("Concat", [w.emit("Slice", [w.emit("Shape", [name]), w.constant([0]), w.constant([2])]),
-                                  w.extents(like, 2)], axis=0)  # fmt: skip
+        sizes = w.emit(
+            "Concat",
+            [w.emit("Slice", [w.emit("Shape", [name]), w.constant([0]), w.constant([2])]), w.extents(like, 2)],
+            axis=0,
+        )
         y = w.emit("Resize", [name, "", "", sizes], **attrs)
     else:
         # ONNX Runtime aligns the corners of whole sizes, ONNX those of fractions.

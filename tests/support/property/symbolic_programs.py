@@ -113,9 +113,11 @@ def elementwise(rng: np.random.Generator) -> Program:
     y = te.placeholder([shape[dim] for dim in kept], dtype, "y")
     names = _names(x)
     z = te.compute(
-        shape, lambda *at: _elementwise(rng, x[at], y[tuple(at[dim] for dim in kept)] if kept else 2.0), "z",
+        shape,
+        lambda *at: _elementwise(rng, x[at], y[tuple(at[dim] for dim in kept)] if kept else 2.0),
+        "z",
         varargs_names=names,
-    )  # fmt: skip
+    )
     return _tail(rng, z, [x, y] if kept else [x])
 
 
@@ -205,8 +207,15 @@ def moved(rng: np.random.Generator) -> Program:
             x = te.placeholder((m, n, inner), name="x")
             order = [int(dim) for dim in rng.permutation(3)]
             shape = [x.shape[dim] for dim in order]
-            return [x, te.compute(shape, lambda *at: x[tuple(at[order.index(dim)] for dim in range(3))], "y",
-                                  varargs_names=["i", "j", "l"])]  # fmt: skip
+            return [
+                x,
+                te.compute(
+                    shape,
+                    lambda *at: x[tuple(at[order.index(dim)] for dim in range(3))],
+                    "y",
+                    varargs_names=["i", "j", "l"],
+                ),
+            ]
         case 1:
             x = te.placeholder((n, inner), name="x")
             return [x, te.compute((n, inner), lambda i, j: x[n - 1 - i, j] * te.cast("float32", i + n), "y")]

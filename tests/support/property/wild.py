@@ -36,9 +36,25 @@ def wild_steps(dag: ComputeDAG, rng: Source) -> tuple[Step, ...]:
     """Steps of every kind in a random order, then annotations."""
     state = State.initial(dag)
     moves: tuple[Callable[[State, int, Source], Step | None], ...] = (
-        _split, _split, _split, _fuse, _reorder, _attach, _attach, _attach, _inline, _root, _cache, _follow,
-        _follow_fused, _factor, _factor, _copy, _copy, _align
-    )  # fmt: skip
+        _split,
+        _split,
+        _split,
+        _fuse,
+        _reorder,
+        _attach,
+        _attach,
+        _attach,
+        _inline,
+        _root,
+        _cache,
+        _follow,
+        _follow_fused,
+        _factor,
+        _factor,
+        _copy,
+        _copy,
+        _align,
+    )
     for _ in range(int(rng.integers(0, 5 + 5 * len(dag.ops)))):
         stage_id = int(rng.integers(len(state.stages)))
         move = moves[int(rng.integers(len(moves)))]

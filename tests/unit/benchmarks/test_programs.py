@@ -280,9 +280,13 @@ def test_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--rows", "128", "--compacted", "6000", "--tasks", "30", "--seconds", "60", "--only", "best"]
     lines = _lines(store.main, argv, tmp_path / "out.jsonl", capsys)
     assert {line["case"] for line in lines} == {
-        "best_per_task", "best_of_one_task", "sql_best_view", "best_per_task_compacted",
-        "best_of_one_task_compacted", "sql_best_view_compacted",
-    }  # fmt: skip
+        "best_per_task",
+        "best_of_one_task",
+        "sql_best_view",
+        "best_per_task_compacted",
+        "best_of_one_task_compacted",
+        "sql_best_view_compacted",
+    }
     assert {line["rows"] for line in lines} in ({128, 6000}, {64, 6000})  # the clock may end the first store's filling
 
 

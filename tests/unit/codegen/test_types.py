@@ -123,8 +123,9 @@ def test_functions_of_halves_are_those_of_float32_rounded(name: str, dtype: str)
 
 
 def test_bfloat16_rounds_to_the_nearest_even_and_keeps_nan_infinity_and_subnormals() -> None:
-    bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x00018000, 0x80000001, 0],
-                    "uint32")  # fmt: skip
+    bits = np.array(
+        [0x3F808000, 0x3F818000, 0x3F808001, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x00018000, 0x80000001, 0], "uint32"
+    )
     values = bits.view("float32")
     a = te.placeholder(values.shape, "float32", "a")
     check([a], te.compute(values.shape, lambda i: te.cast("bfloat16", a[i]), "c"), [values])

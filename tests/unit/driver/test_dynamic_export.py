@@ -44,8 +44,9 @@ def _image() -> onnx.ModelProto:
         node("Relu", ["c"], ["r"]),
         node("AveragePool", ["r"], ["out"], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=0),
     ]
-    return model(nodes, [tensor("x", ["b", 3, "h", "w_"])], [tensor("out", ["b", 4, None, None])],
-                 {"w": floats(4, 3, 3, 3)})  # fmt: skip
+    return model(
+        nodes, [tensor("x", ["b", 3, "h", "w_"])], [tensor("out", ["b", 4, None, None])], {"w": floats(4, 3, 3, 3)}
+    )
 
 
 MODELS = {"rows": _rows(), "image": _image(), "attention": attention()}
@@ -191,8 +192,10 @@ def test_sizes_that_the_plan_does_not_hold_for_are_refused(tmp_path: Path) -> No
     ):
         with pytest.raises(Exception, match=error):
             session.run(None, dict(zip(("x", "unused"), inputs, strict=True)))
-    names = [[dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
-             for value in onnx.load(exported.model).graph.output]  # fmt: skip
+    names = [
+        [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in onnx.load(exported.model).graph.output
+    ]
     assert names[:2] == [["b", "n", 24], ["b", 24]]
 
 
@@ -200,15 +203,17 @@ def test_short_rows_are_no_other_plan(tmp_path: Path) -> None:
     """A heuristic of a graph pass must not become a guard."""
     nodes = [node("Conv", ["x", "w"], ["c"], pads=[1, 1]), node("Transpose", ["c"], ["t"], perm=[0, 2, 1])]
     nodes.append(node("MatMul", ["t", "v"], ["y"]))
-    source = model(nodes, [tensor("x", ["b", 8, "n"])], [tensor("y", ["b", "n", 5])],
-                   {"w": floats(6, 8, 3), "v": floats(6, 5)})  # fmt: skip
+    source = model(
+        nodes, [tensor("x", ["b", 8, "n"])], [tensor("y", ["b", "n", 5])], {"w": floats(6, 8, 3), "v": floats(6, 5)}
+    )
     network = retune.compile(source, dynamic=True, threads=1)
     exported = network.export(tmp_path / "ort.onnx")
     assert exported.limits == ""
     for length in (1, 3, 40):
         x = floats(2, 8, length)
-        np.testing.assert_allclose(_session(exported).run(None, {"x": x})[0], reference(source, {"x": x})[0],
-                                   rtol=1e-4, atol=1e-4)  # fmt: skip
+        np.testing.assert_allclose(
+            _session(exported).run(None, {"x": x})[0], reference(source, {"x": x})[0], rtol=1e-4, atol=1e-4
+        )
 
 
 def _ranked() -> onnx.ModelProto:

@@ -346,8 +346,10 @@ def test_an_output_may_be_an_input(model_of: ModelOf, dynamic: bool, tmp_path: P
 def test_a_product_of_no_terms_is_zero(kind: str, dynamic: bool, tmp_path: Path) -> None:
     element = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
     shapes: dict[str, list[Any]] = {"a": [2, 7, 0], "b": [0, 3], "y": [2, 7, 3]}
-    a, b, y = (helper.make_tensor_value_info(key, element, [None] * len(value) if dynamic else value)
-               for key, value in shapes.items())  # fmt: skip
+    a, b, y = (
+        helper.make_tensor_value_info(key, element, [None] * len(value) if dynamic else value)
+        for key, value in shapes.items()
+    )
     graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["y"])], "case", [a, b], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     for entry in (*graph.input, *graph.output):  # all dimensions are independent

@@ -102,8 +102,13 @@ def test_a_program_with_rewritten_layout_computes_the_same(option: LayoutRewrite
     changed, rewritten = rewrite_layout(dag, steps, option)
     (change,) = relayouts(dag, steps)
     assert [(digit.extent, digit.axis) for digit in change.digits] == [
-        (2, "j"), (2, "j"), (8, "k"), (4, "j"), (4, "k"), (4, "j"),
-    ]  # fmt: skip
+        (2, "j"),
+        (2, "j"),
+        (8, "k"),
+        (4, "j"),
+        (4, "k"),
+        (4, "j"),
+    ]
     a, b = (values[tensor] for tensor in dag.inputs)
     given = [a, change.packing.pack(b) if option is PRE else b]
     assert np.array_equal(run(changed, rewritten, NONE, given), expected)

@@ -61,9 +61,16 @@ def _joined(op: str, reduction: str, x: Array, indices: Array, updates: Array, a
 @pytest.mark.parametrize(("op", "shape", "index", "update", "attrs"), SHAPES)
 @pytest.mark.parametrize(("dtype", "threads"), [("float32", 2), ("int8", 1)])
 def test_a_scatter_joins_the_updates_in_order(
-    op: str, shape: tuple[int, ...], index: tuple[int, ...], update: tuple[int, ...],
-    attrs: dict[str, Any], reduction: str, dtype: str, threads: int, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    op: str,
+    shape: tuple[int, ...],
+    index: tuple[int, ...],
+    update: tuple[int, ...],
+    attrs: dict[str, Any],
+    reduction: str,
+    dtype: str,
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if threads > 1:
         monkeypatch.setattr("retune.compiler.lower.scatter._PARALLEL", 1)
         monkeypatch.setattr("retune.compiler.lower.scatter._LEAST_PART", 16)

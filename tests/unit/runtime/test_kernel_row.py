@@ -28,5 +28,7 @@ def test_a_row_without_a_known_origin_is_refused() -> None:
 def test_a_table_begins_with_what_takes_most_time() -> None:
     rows = [KernelRow("a", best_seconds=1e-3), KernelRow("b", weight=3, best_seconds=1e-3), KernelRow("c", used=False)]
     assert kernel_table(rows, ("kernel", "share", "origin")) == [
-        ("b", "75.0%", "default schedule"), ("a", "25.0%", "default schedule"), ("c", "-", "not used")
-    ]  # fmt: skip
+        ("b", "75.0%", "default schedule"),
+        ("a", "25.0%", "default schedule"),
+        ("c", "-", "not used"),
+    ]

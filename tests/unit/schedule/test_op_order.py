@@ -75,8 +75,12 @@ def test_operations_are_in_the_order_of_tvm() -> None:
     q = te.reduce_axis(8, "q")
     total = te.compute((8,), lambda i: te.sum(power[i, q], q), "sum")
     assert names(a, te.compute((8, 8), lambda i, j: power[i, j] / total[i], "div")) == [
-        "A", "max", "exp", "sum", "div",
-    ]  # fmt: skip
+        "A",
+        "max",
+        "exp",
+        "sum",
+        "div",
+    ]
 
 
 def test_an_index_that_is_read_comes_before_what_it_indexes() -> None:

@@ -216,8 +216,16 @@ def test_no_other_rule_is_an_added_one() -> None:
     assert set(ADDED_RULES) - named == {"NegligibleReductions"}
     left = {type(rule).__name__ for hardware in (CORES, GPU) for rule in rules_of(SketchContext(hardware, ANSOR))}
     assert left == {
-        "AddCacheRead", "AddCacheWrite", "AddRfactor", "AlwaysInline", "CrossThreadReduction", "MultiLevelTiling",
-        "MultiLevelTilingWithFusion", "SimplifyComputeWithConstTensor", "SkipStage", "SpecialComputeLocation",
-    }  # fmt: skip
+        "AddCacheRead",
+        "AddCacheWrite",
+        "AddRfactor",
+        "AlwaysInline",
+        "CrossThreadReduction",
+        "MultiLevelTiling",
+        "MultiLevelTilingWithFusion",
+        "SimplifyComputeWithConstTensor",
+        "SkipStage",
+        "SpecialComputeLocation",
+    }
     with pytest.raises(OptionError, match="without_rules"):
         SearchOptions(without_rules=("AddRfactor",))

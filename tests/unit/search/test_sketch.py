@@ -189,8 +189,14 @@ def test_a_transformed_convolution_is_computed_by_blocks_of_its_result() -> None
         assert back.location == Attached(last, names.index("c.1"))
         assert state.stages[stage["data_rows"]].location == Attached(stage["data_pack"], 3)
         assert [iterator.name for iterator in products.iters][6:] == [
-            "co.1", "th.1", "tw.1", "ci", "th.2", "tw.2", "co.2"
-        ]  # fmt: skip
+            "co.1",
+            "th.1",
+            "tw.1",
+            "ci",
+            "th.2",
+            "tw.2",
+            "co.2",
+        ]
     outer = [[iterator.name for iterator in state.stages[-1].iters[:4]] for state in found]
     assert outer == [["n", "c.0", "y.0.0", "x.0.0"], *[["n", "y.0.0", "x.0.0", "c.0"]] * 2]
     places = [state.stages[3].location for state in found]
@@ -205,9 +211,24 @@ def test_the_images_of_a_transformed_convolution_are_split_as_its_rows_are() -> 
     for state in found:
         (products,) = (stage for stage in state.stages if stage.op.name == "bgemm")
         assert [iterator.name for iterator in products.iters] == [
-            "eps", "nu", "n", "co.0", "z.0", "th.0", "tw.0", "co.1", "z.1", "th.1", "tw.1",
-            "rz", "ci", "z.2", "th.2", "tw.2", "co.2",
-        ]  # fmt: skip
+            "eps",
+            "nu",
+            "n",
+            "co.0",
+            "z.0",
+            "th.0",
+            "tw.0",
+            "co.1",
+            "z.1",
+            "th.1",
+            "tw.1",
+            "rz",
+            "ci",
+            "z.2",
+            "th.2",
+            "tw.2",
+            "co.2",
+        ]
 
 
 def test_attention_is_computed_by_blocks_of_rows() -> None:

@@ -122,10 +122,12 @@ def test_a_kernel_for_several_sizes_is_right_at_any_size(measurer: LocalMeasurer
     times = [(1.0, 9.0), (9.0, 1.0), *[(9.0, 9.0)] * (len(programs) - 2)]
     built = measurer.builder.build(task, [load_steps(program.steps) for program in programs])
     results = [
-        replace(Measurement.of_shapes([Measurement((cost,)) for cost in costs], [0.75, 0.25], ["a", "b"]),
-                artifact=build.artifact)
+        replace(
+            Measurement.of_shapes([Measurement((cost,)) for cost in costs], [0.75, 0.25], ["a", "b"]),
+            artifact=build.artifact,
+        )
         for build, costs in zip(built, times, strict=True)
-    ]  # fmt: skip
+    ]
     combined = combine_by_size(task, programs, [replace(result, artifact=results[0].artifact) for result in results])
     assert combined is not None
     assert combined.mutation == BY_SIZE

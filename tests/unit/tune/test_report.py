@@ -166,8 +166,10 @@ def test_defaults_that_are_kept_are_what_the_report_tells() -> None:
     tasks = [winner_of(key=key).task for key in ("key", "winograd", "third", "fourth")]
     kept = {row.task.workload_key: row for row in keep_defaults([WINNER, lost], tasks, {"key", "third"})}
     assert {key: (one.used, one.is_default) for key, one in kept.items()} == {
-        "key": (True, True), "winograd": (False, True), "third": (True, True)
-    }  # fmt: skip
+        "key": (True, True),
+        "winograd": (False, True),
+        "third": (True, True),
+    }
     assert kept["key"].seconds == WINNER.default_seconds
     assert math.isinf(kept["third"].seconds)
 
@@ -189,8 +191,12 @@ def test_that_of_an_operator_has_its_one_kernel_and_no_network(report: Report, t
     assert (made.default_seconds, made.best_seconds) == (0.1, 0.02)
     assert made.speedup == pytest.approx(5.0)
     assert made.summary() == {
-        "trials": 64, "elapsed": 12.0, "untuned_seconds": 0.1, "tuned_seconds": 0.02, "record": "R2"
-    }  # fmt: skip
+        "trials": 64,
+        "elapsed": 12.0,
+        "untuned_seconds": 0.1,
+        "tuned_seconds": 0.02,
+        "record": "R2",
+    }
     assert made.files == (tmp_path / "report.json", tmp_path / "report.md")
     text = made.markdown()
     assert "made the operator 5.00 times as fast" in text

@@ -280,8 +280,9 @@ def test_what_serves_is_confirmed_by_a_record_with_its_confirmed_time(task: Sear
     lost, failed = replace(tuned, used=False), replace(default, results=(WRONG,))
     rows = confirmations([tuned, default, lost, failed], run_info, lambda: "NEW")
     assert [(row.mutation, row.parent_id, row.seconds) for row in rows] == [
-        ("confirmed", "a", 3e-3), ("confirmed, default", "", 1e-3)
-    ]  # fmt: skip
+        ("confirmed", "a", 3e-3),
+        ("confirmed, default", "", 1e-3),
+    ]
     assert all(row.is_confirmation and not row.is_unsearched for row in rows)
     confirmed = rows[0].program
     assert (confirmed.task_key, confirmed.steps) == (task.workload_key, RECORDS[0].steps)

@@ -218,8 +218,11 @@ def test_options_of_a_task_override_defaults() -> None:
     copy = pickle.loads(pickle.dumps(task))
     assert isinstance(copy, auto_scheduler.SearchTask)
     assert (copy.target, copy.target_host, copy.hardware, copy.layout) == (
-        task.target, task.target_host, task.hardware, task.layout,
-    )  # fmt: skip
+        task.target,
+        task.target_host,
+        task.hardware,
+        task.layout,
+    )
     assert copy.workload_key == task.workload_key
 
 

@@ -92,9 +92,13 @@ def test_the_host_of_a_target_survives_a_record() -> None:
 def test_all_of_a_task_survives_a_record(names: tuple[str, ...]) -> None:
     arrays = {name: np.zeros((24, 24), np.float32) for name in names}
     one = SearchTask(
-        func="matmul_of_records", args=(24, 24, 24), target="llvm -mcpu=znver4", target_host="llvm",
-        layout_rewrite_option=LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED, task_inputs=arrays,
-    )  # fmt: skip
+        func="matmul_of_records",
+        args=(24, 24, 24),
+        target="llvm -mcpu=znver4",
+        target_host="llvm",
+        layout_rewrite_option=LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED,
+        task_inputs=arrays,
+    )
     assert one.task_input_names == names
     text = dump_record_to_string(*measured(one))
     light, _ = load_record_from_string(text)

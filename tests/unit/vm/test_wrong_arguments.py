@@ -65,9 +65,14 @@ def _functions() -> Iterator[tuple[str, Callable[..., Any]]]:
     for name in ("array", "empty", "from_dlpack"):
         yield f"nd.{name}", getattr(nd, name)
     for name in (
-        "convert", "load_json", "save_json", "assert_structural_equal", "structural_equal", "object_use_count",
+        "convert",
+        "load_json",
+        "save_json",
+        "assert_structural_equal",
+        "structural_equal",
+        "object_use_count",
         "load_module",
-    ):  # fmt: skip
+    ):
         yield f"runtime.{name}", getattr(runtime, name)
     yield "build", lambda what, target, name, steps: compiler.build(what, None, target, name, steps)
     yield "build(schedule)", lambda expr, what, target, name: compiler.build(expr, what, target, name)

@@ -160,15 +160,22 @@ def test_kernel_of_an_lstm_of_bytes_matches_onnxruntime(direction: str, options:
     weights |= {"n": np.array(lengths, "int32")} if lengths else {}
     names = ["x", "w", "r", "b", "n" if lengths else "", "h", "c", "p", "ws", "wz", "rs", "rz"]
     node = helper.make_node(
-        "DynamicQuantizeLSTM", names, ["y", "s", "t"], hidden_size=hidden, direction=direction,
-        domain="com.microsoft", **options,
-    )  # fmt: skip
+        "DynamicQuantizeLSTM",
+        names,
+        ["y", "s", "t"],
+        hidden_size=hidden,
+        direction=direction,
+        domain="com.microsoft",
+        **options,
+    )
     shapes = {"y": (steps, count, batch, hidden), "s": (count, batch, hidden), "t": (count, batch, hidden)}
     graph = helper.make_graph(
-        [node], "bytes", [_value("x", shape=(steps, batch, inputs))],
+        [node],
+        "bytes",
+        [_value("x", shape=(steps, batch, inputs))],
         [_value(name, shape=shape) for name, shape in shapes.items()],
         [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )  # fmt: skip
+    )
     domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=domains, ir_version=8)
     x = rng.standard_normal((steps, batch, inputs)).astype("float32")

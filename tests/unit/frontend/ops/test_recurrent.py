@@ -60,8 +60,14 @@ def test_an_lstm_with_lengths_states_and_peepholes_matches_onnxruntime(
     shapes = {"w": (16, inputs), "r": (16, hidden), "b": (32,), "h": (batch, hidden), "c": (batch, hidden), "p": (12,)}
     weights = {key: rng.standard_normal((1, *shape), dtype=np.float32) for key, shape in shapes.items()}
     lengths: dict[str, Any] = {**weights, "n": np.array([5, 2], np.int32)}
-    node = helper.make_node("LSTM", ["x", "w", "r", "b", "n", "h", "c", "p"], ["y", "s", "t"],
-                            hidden_size=hidden, direction=direction, clip=0.7)  # fmt: skip
+    node = helper.make_node(
+        "LSTM",
+        ["x", "w", "r", "b", "n", "h", "c", "p"],
+        ["y", "s", "t"],
+        hidden_size=hidden,
+        direction=direction,
+        clip=0.7,
+    )
     agrees_with_onnxruntime(model_of([node], {"x": (5, batch, inputs)}, ["y", "s", "t"], lengths))
 
 

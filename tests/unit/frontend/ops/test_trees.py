@@ -34,8 +34,16 @@ def _rows(dtype: str) -> Array:
 
 def _draw_trees(random: np.random.Generator, trees: int, modes: tuple[str, ...], targets: int) -> dict[str, list[Any]]:
     """Trees of several depths, as the older operators list them; some are a leaf alone."""
-    keys = ("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids",
-            "missing_value_tracks_true")  # fmt: skip
+    keys = (
+        "treeids",
+        "nodeids",
+        "featureids",
+        "values",
+        "modes",
+        "truenodeids",
+        "falsenodeids",
+        "missing_value_tracks_true",
+    )
     nodes: dict[str, list[Any]] = {f"nodes_{key}": [] for key in keys}
     leaves: dict[str, list[Any]] = {key: [] for key in ("treeids", "nodeids", "ids", "weights")}
     for tree in range(trees):
@@ -48,8 +56,16 @@ def _draw_trees(random: np.random.Generator, trees: int, modes: tuple[str, ...],
             count += 0 if is_leaf else 2
             waiting += [] if is_leaf else [(first, level + 1), (second, level + 1)]
             mode = "LEAF" if is_leaf else f"BRANCH_{random.choice(modes)}"
-            values = (tree, number, int(random.integers(_FEATURES)), float(random.integers(-3, 4) / 2), mode, first,
-                      second, int(random.integers(2)))  # fmt: skip
+            values = (
+                tree,
+                number,
+                int(random.integers(_FEATURES)),
+                float(random.integers(-3, 4) / 2),
+                mode,
+                first,
+                second,
+                int(random.integers(2)),
+            )
             for key, value in zip(keys, values, strict=True):
                 nodes[f"nodes_{key}"].append(value)
             if is_leaf:
@@ -99,8 +115,18 @@ def _listed(trees: dict[str, list[Any]], kind: str) -> dict[str, Any]:
 def test_regressors_match_onnxruntime(dtype: str, aggregate: str, targets: int) -> None:
     random, x = np.random.default_rng(targets), _rows(dtype)
     trees = _draw_trees(random, 12, MODES, targets)
-    _check(_model("TreeEnsembleRegressor", x, [TensorProto.FLOAT], n_targets=targets, aggregate_function=aggregate,
-                  base_values=[0.5] * targets, **_listed(trees, "target")), x)  # fmt: skip
+    _check(
+        _model(
+            "TreeEnsembleRegressor",
+            x,
+            [TensorProto.FLOAT],
+            n_targets=targets,
+            aggregate_function=aggregate,
+            base_values=[0.5] * targets,
+            **_listed(trees, "target"),
+        ),
+        x,
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -119,8 +145,14 @@ def test_classifiers_match_onnxruntime(classes: int, ids: int, transform: str, s
     if sign > 0:
         trees["leaf_weights"] = [abs(weight) / 9 for weight in trees["leaf_weights"]]
     labels = [7, -2, 4][:classes]
-    model = _model("TreeEnsembleClassifier", x, [TensorProto.INT64, TensorProto.FLOAT], post_transform=transform,
-                   classlabels_int64s=labels, **_listed(trees, "class"))  # fmt: skip
+    model = _model(
+        "TreeEnsembleClassifier",
+        x,
+        [TensorProto.INT64, TensorProto.FLOAT],
+        post_transform=transform,
+        classlabels_int64s=labels,
+        **_listed(trees, "class"),
+    )
     _check(model, x, columns_decide=ids == 2)
 
 
@@ -142,11 +174,14 @@ def _ensemble(trees: dict[str, list[Any]], dtype: str) -> dict[str, Any]:
         "nodes_splits": tensor(np.array([trees["nodes_values"][row] for row in rows], dtype)),
         "nodes_featureids": [trees["nodes_featureids"][row] for row in rows],
         "nodes_missing_value_tracks_true": [trees["nodes_missing_value_tracks_true"][row] for row in rows],
-        "nodes_truenodeids": yes, "nodes_trueleafs": yes_leaf, "nodes_falsenodeids": no, "nodes_falseleafs": no_leaf,
+        "nodes_truenodeids": yes,
+        "nodes_trueleafs": yes_leaf,
+        "nodes_falsenodeids": no,
+        "nodes_falseleafs": no_leaf,
         "tree_roots": [inner[pair] for pair in inner if pair[1] == 0],
         "leaf_targetids": trees["leaf_ids"],
         "leaf_weights": tensor(np.array(trees["leaf_weights"], dtype)),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -195,11 +230,19 @@ def test_scaling_matches_onnxruntime() -> None:
 )
 def test_trees_that_are_none_are_refused(change: dict[str, object], message: str) -> None:
     stump: dict[str, object] = {
-        "nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_featureids": [0, 0, 0],
-        "nodes_values": [0.5, 0.0, 0.0], "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
-        "nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 0, 0], "n_targets": 1,
-        "target_treeids": [0, 0], "target_nodeids": [1, 2], "target_ids": [0, 0], "target_weights": [1.0, 2.0],
-    }  # fmt: skip
+        "nodes_treeids": [0, 0, 0],
+        "nodes_nodeids": [0, 1, 2],
+        "nodes_featureids": [0, 0, 0],
+        "nodes_values": [0.5, 0.0, 0.0],
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodes_truenodeids": [1, 0, 0],
+        "nodes_falsenodeids": [2, 0, 0],
+        "n_targets": 1,
+        "target_treeids": [0, 0],
+        "target_nodeids": [1, 2],
+        "target_ids": [0, 0],
+        "target_weights": [1.0, 2.0],
+    }
     x = _rows("float32")
     _check(_model("TreeEnsembleRegressor", x, [TensorProto.FLOAT], **stump), x)
     with pytest.raises(UnsupportedOperatorError, match=message):

@@ -21,9 +21,15 @@ def _torchvision(name: str) -> Any:
 
 def _llama() -> Any:
     config = transformers.LlamaConfig(
-        hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
-        vocab_size=49152, tie_word_embeddings=True, rope_theta=1e5,
-    )  # fmt: skip
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        vocab_size=49152,
+        tie_word_embeddings=True,
+        rope_theta=1e5,
+    )
     return transformers.LlamaForCausalLM(config)
 
 
@@ -36,9 +42,14 @@ def _minilm() -> Any:
 
 def _whisper(part: str) -> Any:
     config = transformers.WhisperConfig(
-        d_model=384, encoder_layers=4, decoder_layers=4, encoder_attention_heads=6, decoder_attention_heads=6,
-        encoder_ffn_dim=1536, decoder_ffn_dim=1536,
-    )  # fmt: skip
+        d_model=384,
+        encoder_layers=4,
+        decoder_layers=4,
+        encoder_attention_heads=6,
+        decoder_attention_heads=6,
+        encoder_ffn_dim=1536,
+        decoder_ffn_dim=1536,
+    )
     return getattr(transformers.WhisperModel(config), part)
 
 

@@ -34,11 +34,17 @@ def offered(graph: Graph) -> list[str]:
 def test_each_layer_has_its_alternatives_beside_it() -> None:
     parts = cut(network())
     assert [[task.name for task in layer.tasks] for layer in parts.layers()] == [
-        ["conv2d_3x3_c16_1x14x14x16_add_relu", "winograd4_conv2d_3x3_c16_1x14x14x16_add_relu",
-         "winograd2_conv2d_3x3_c16_1x14x14x16_add_relu"],
-        ["conv2d_3x3_c16_1x14x14x16_add_add_relu", "winograd4_conv2d_3x3_c16_1x14x14x16_add_add_relu",
-         "winograd2_conv2d_3x3_c16_1x14x14x16_add_add_relu"],
-    ]  # fmt: skip
+        [
+            "conv2d_3x3_c16_1x14x14x16_add_relu",
+            "winograd4_conv2d_3x3_c16_1x14x14x16_add_relu",
+            "winograd2_conv2d_3x3_c16_1x14x14x16_add_relu",
+        ],
+        [
+            "conv2d_3x3_c16_1x14x14x16_add_add_relu",
+            "winograd4_conv2d_3x3_c16_1x14x14x16_add_add_relu",
+            "winograd2_conv2d_3x3_c16_1x14x14x16_add_add_relu",
+        ],
+    ]
     assert len({task.workload_key for layer in parts.layers() for task in layer.tasks}) == 6
 
 

@@ -219,8 +219,16 @@ def test_a_logged_program_replays_and_computes_the_product() -> None:
     state = replay(task.dag, trial.steps)
     extents = {iterator.name: iterator.extent for iterator in state.stages[2].iters}
     assert extents == {
-        "i.0@j.0@": 4, "i.1": 2, "j.1": 1, "k.0": 16, "i.2": 8, "j.2": 4, "k.1": 8, "i.3": 4, "j.3": 16,
-    }  # fmt: skip
+        "i.0@j.0@": 4,
+        "i.1": 2,
+        "j.1": 1,
+        "k.0": 16,
+        "i.2": 8,
+        "j.2": 4,
+        "k.1": 8,
+        "i.3": 4,
+        "j.3": 16,
+    }
     artifact = build_kernel(task, trial.steps, "logged")
     rng = np.random.default_rng(0)
     left, right, out = (aligned_array(spec.shape, spec.dtype) for spec in artifact.args)

@@ -49,9 +49,13 @@ def test_the_functions_that_a_kernel_calls_are_kept(tmp_path: Path) -> None:
 def test_a_constant_of_bfloat16_comes_back(tmp_path: Path) -> None:
     network = doubling_network()
     array = np.array([1.5, -0.0, np.inf, 3e38] * (ELEMENTS // 4), BFLOAT16)
-    plan = replace(network.plan, buffers=tuple(
-        replace(buffer, dtype=BFLOAT16) if number == 4 else buffer for number, buffer in enumerate(network.plan.buffers)
-    ))  # fmt: skip
+    plan = replace(
+        network.plan,
+        buffers=tuple(
+            replace(buffer, dtype=BFLOAT16) if number == 4 else buffer
+            for number, buffer in enumerate(network.plan.buffers)
+        ),
+    )
     kernel = network.kernels[0]
     specs = tuple(replace(spec, dtype=BFLOAT16) if not spec.is_output else spec for spec in kernel.args)
     halves = replace(kernel, name="halves", args=specs)

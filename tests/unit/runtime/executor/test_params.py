@@ -115,8 +115,13 @@ def _tvm_bytes(params: dict[str, Array]) -> bytes:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.text(max_size=8), _TYPES.filter(str.isalnum).flatmap(
-    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0))), max_size=4))  # fmt: skip
+@given(
+    st.dictionaries(
+        st.text(max_size=8),
+        _TYPES.filter(str.isalnum).flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0))),
+        max_size=4,
+    )
+)
 def test_parameters_that_tvm_wrote_are_read(params: dict[str, Array]) -> None:
     found = load_param_dict(_tvm_bytes(params))
     assert list(found) == list(params)

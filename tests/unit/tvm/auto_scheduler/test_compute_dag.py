@@ -91,9 +91,12 @@ def test_annotations_return_the_loop_through_the_tvm_state() -> None:
     i0, i1 = s.split(c, "i", [16])
     j0, j1 = s.split(c, "j", [8])
     found = [
-        s.bind(c, i0, "blockIdx.x"), s.bind(c, i1, "vthread"), s.parallel(c, j0), s.vectorize(c, j1),
+        s.bind(c, i0, "blockIdx.x"),
+        s.bind(c, i1, "vthread"),
+        s.parallel(c, j0),
+        s.vectorize(c, j1),
         s.unroll(c, "k", 1024),
-    ]  # fmt: skip
+    ]
     assert list(s[c].iters) == found
     kinds = [Annotation.BLOCK_X, Annotation.VTHREAD, Annotation.PARALLEL, Annotation.VECTORIZE, Annotation.UNROLL]
     assert [loop.annotation for loop in found] == kinds
