@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from retune.compiler.core.errors import OptionError
-from retune.compiler.core.input_shapes import has_sizes, parse_shape
+from retune.compiler.core.input_shapes import has_sizes, parse_shapes
 from retune.compiler.core.target import Target
 from retune.compiler.frontend.network import load_network_program
 from retune.compiler.graph.precision.layers import FLOAT32
@@ -18,13 +18,13 @@ from retune.tasks.find_programs import symbolic_programs
 def compile_dynamic(
     network: str, shapes: Sequence[str], target: str, threads: int, precision: str | None, home: Location
 ) -> VMCompiler:
-    """Compile a network whose shapes may change, with `shapes` as `parse_shape` reads them, and the best programs for
+    """Compile a network whose shapes may change, with `shapes` as `parse_shapes` reads them, and the best programs for
     distributions of shapes that the store at `home` has.
 
     Raises: ModelError, TargetError, StoreError; OptionError for a shape, and for a precision of fixed shapes.
     """
     _require_float32(precision)
-    program = load_network_program(network, shapes=dict(map(parse_shape, shapes)))
+    program = load_network_program(network, shapes=parse_shapes(shapes))
     machine = Target(target)
     return compile_program(program, machine, threads, symbolic_programs(home, str(machine), threads))
 

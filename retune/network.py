@@ -360,7 +360,8 @@ class _MachineCalls:
         self.inputs = {param.name: str(param).removeprefix(f"{param.name}: ") for param in executable.program.inputs}
         pairs = zip(executable.program.outputs, executable.program.main.results, strict=True)
         self.outputs = {name: str(result).removeprefix(f"{result.name}: ") for name, result in pairs}
-        self.coverage = f"compiled for each shape: {', '.join(executable.per_shape) or 'nothing'}"
+        limited = [f"{name} unless {limits}" for name, limits in executable.limits.items()]
+        self.coverage = f"compiled for each shape: {', '.join([*executable.per_shape, *limited]) or 'nothing'}"
         self._idle: deque[VirtualMachine] = deque()
 
     def _take(self) -> "VirtualMachine":
@@ -405,10 +406,10 @@ class _MachineCalls:
 
     def _zeros(self, shapes: Shapes | None) -> list[Array]:
         """An array for each input, of the given shapes, or in the middle of the ranges. Raises: OptionError."""
-        from retune.compiler.core.input_shapes import parse_shape, shape_texts
+        from retune.compiler.core.input_shapes import parse_shapes, shape_texts
         from retune.compiler.graph.sample_shapes import sample_shapes
 
-        samples = sample_shapes(self._executable.program, dict(map(parse_shape, shape_texts(shapes))))
+        samples = sample_shapes(self._executable.program, parse_shapes(shape_texts(shapes)))
         return [np.zeros(shape, dtype) for dtype, shape in samples[len(samples) // 2].values()]
 
 

@@ -49,6 +49,16 @@ def parse_shape(text: str) -> tuple[str, tuple[Extent, ...]]:
     )
 
 
+def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[Extent, ...]]:
+    """The shapes that strings name, by input. Raises: OptionError, also for an input named twice."""
+    shapes: dict[str, tuple[Extent, ...]] = {}
+    for name, extents in map(parse_shape, texts):
+        if name in shapes:
+            raise OptionError(f"two shapes are given for {name}: give one, with ranges as in {name}=1..8,1..512")
+        shapes[name] = extents
+    return shapes
+
+
 def shape_texts(shapes: Mapping[str, Sequence[int | str]] | None) -> tuple[str, ...]:
     """Shapes as the command line has them. Raises: OptionError."""
     if shapes is None:
@@ -64,11 +74,10 @@ def shape_texts(shapes: Mapping[str, Sequence[int | str]] | None) -> tuple[str, 
 def fixed_shapes(texts: Iterable[str], what: str) -> dict[str, tuple[int, ...]]:
     """The shapes that strings name, all numbers. Raises: OptionError that says that `what` takes no others."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for text in texts:
-        name, extents = parse_shape(text)
+    for name, extents in parse_shapes(texts).items():
         shapes[name] = tuple(extent for extent in extents if isinstance(extent, int))
         if len(shapes[name]) < len(extents):
-            raise OptionError(f"{what} takes fixed shapes, not {text!r}: write numbers, such as {name}=1,3,224,224")
+            raise OptionError(f"{what} takes fixed shapes, not a range for {name}: write {name}=1,3,224,224")
     return shapes
 
 
@@ -107,9 +116,12 @@ _EXAMPLE = 'write [{"shapes": {"ids": [1, 128]}, "weight": 3}, ...]'
 
 
 def _parse_entry(entry: object, where: str) -> WeightedShapes:
-    shapes = entry.get("shapes") if isinstance(entry, dict) and entry.keys() <= {"shapes", "weight"} else None
+    shapes = entry.get("shapes") if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(shapes, dict) or not shapes:
         raise OptionError(f"{where} has no shapes by input; {_EXAMPLE}")
+    unknown = entry.keys() - {"shapes", "weight"}
+    if unknown:
+        raise OptionError(f"{where} has the key {min(unknown)!r}, which says nothing; {_EXAMPLE}")
     weight = entry.get("weight", 1)
     if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
         raise OptionError(f"{where}: the weight must be a number above 0, not {weight!r:.40}")
@@ -119,7 +131,9 @@ def _parse_entry(entry: object, where: str) -> WeightedShapes:
         raise OptionError(f"{where}: a shape is a list of integers; {error}") from error
     for name, shape in extents.items():
         if not all(1 <= extent < 10**_MOST_DIGITS for extent in shape):
-            raise OptionError(f"{where}: the shape {list(shape)} of {name} has an extent that no call has")
+            raise OptionError(
+                f"{where}: the shape {list(shape)} of {name} must have extents from 1 to {10**_MOST_DIGITS - 1}"
+            )
     return WeightedShapes(extents, float(weight), where)
 
 

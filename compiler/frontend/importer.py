@@ -141,7 +141,7 @@ def read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
     if dynamic:
         raise DynamicShapeError(
             f"the model is not static: {', '.join(dynamic)}; give numbers for these with --shape NAME=1,3,224,224 "
-            "(shapes=... in Python), or compile it for ranges with --shape NAME=1..8,3,224,224 (dynamic=True in Python)"
+            "(shapes=... in Python), or ranges with --shape NAME=1..8,3,224,224 (compile(dynamic=True) in Python)"
         )
     return values
 

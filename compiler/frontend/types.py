@@ -148,7 +148,8 @@ def narrow_dims(param: Param, dims: Sequence[Dimension]) -> Param:
     for wanted, extent in zip(declared or (), dims, strict=False):
         fits = fits and (not isinstance(wanted, int) or wanted == extent)
     if not fits:
-        raise ModelFormatError(f"the shape {list(dims)} does not fit the input {param}")
+        shape = ", ".join("?" if dim is None else str(dim) for dim in dims)
+        raise ModelFormatError(f"the shape ({shape}) does not fit the input {param}")
     return Param(param.name, param.dtype, tuple(dims))
 
 

@@ -60,8 +60,9 @@ def _ranges_in(program: Program, shapes: Mapping[str, Sequence[Extent]]) -> dict
             raise OptionError(f"the shape given for {name} does not fit the input {param}")
         for axis, extent in enumerate(shape):
             bounds = extent.range if isinstance(extent, Size) else (extent, extent)
-            if bounds is not None:
-                ranges[_symbol(param, axis)] = bounds
+            symbol = _symbol(param, axis)
+            if bounds is not None and ranges.setdefault(symbol, bounds) != bounds:
+                raise OptionError(f"the shapes given have two sizes for {symbol}, which is the same in every input")
     return ranges
 
 

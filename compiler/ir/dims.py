@@ -14,7 +14,7 @@ A `Dim` never turns into an int by itself: `int(n)`, `range(n)` and NumPy's conv
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, isfinite
 from types import TracebackType
@@ -403,8 +403,17 @@ class Guard:
         return ((number == 0) if self.is_zero else (number > 0)) == self.holds
 
     def __str__(self) -> str:
+        """Such as `512 > tokens`: what is subtracted stands on the right."""
         relation = ("==" if self.holds else "!=") if self.is_zero else (">" if self.holds else "<=")
-        return f"{self.dim} {relation} 0"
+        terms = self.dim.terms.items()
+        sides = [Dim({atoms: abs(factor) for atoms, factor in terms if factor * sign > 0}) for sign in (1, -1)]
+        return f" {relation} ".join(str(side) or "0" for side in sides)
+
+    def rename(self, names: Mapping[str, str]) -> "Guard":
+        """The guard with these names of its symbols."""
+        dim = substitute(self.dim, {symbol: Dim.symbol(name) for symbol, name in names.items()})
+        assert isinstance(dim, Dim), "symbols stay symbols"
+        return replace(self, dim=dim)
 
 
 class Assumptions:

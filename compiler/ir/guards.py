@@ -1,9 +1,12 @@
-"""Removes guards that other guards, or the bounds of symbols, imply."""
+"""Removes guards that other guards, or the bounds of symbols, imply, and finds those that exclude sizes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import gcd
+from random import Random
 
 from retune.compiler.ir.dims import Dim, Guard, dim_to_json, is_certain
+
+_MOST_NUMBERS = 200
 
 
 def strongest(guards: Iterable[Guard]) -> tuple[Guard, ...]:
@@ -24,6 +27,19 @@ def strongest(guards: Iterable[Guard]) -> tuple[Guard, ...]:
         *(guard for guard in kept if guard is not None),
         *(guard for guard in zeros.values() if guard.holds or not _is_implied(guard.dim, bounds)),
     )
+
+
+def exclusions(guards: Iterable[Guard], ranges: Mapping[str, tuple[int, int]]) -> list[Guard]:
+    """The guards that exclude any of a seeded sample of the numbers in `ranges`: by symbol the ends, both included."""
+    random = Random(0)
+    ends = ({symbol: pair[end] for symbol, pair in ranges.items()} for end in (0, 1))
+    # Log-uniform: sizes at which guards differ are small.
+    drawn = (
+        {symbol: low - 1 + int((high - low + 1) ** random.random()) for symbol, (low, high) in ranges.items()}
+        for _ in range(_MOST_NUMBERS)
+    )
+    sample = [*ends, *drawn]
+    return [guard for guard in guards if not all(map(guard.fits, sample))]
 
 
 def _at_least(dim: int, least: int) -> tuple[Dim, int]:

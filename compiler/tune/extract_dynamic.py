@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retune.compiler.core.errors import OptionError
-from retune.compiler.core.input_shapes import parse_shape
+from retune.compiler.core.input_shapes import parse_shapes
 from retune.compiler.core.target import Target
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.frontend.network import load_network_program
@@ -63,7 +63,7 @@ class ExtractedDynamic(Extracted):
 
 
 class DynamicNetwork:
-    """A network that is imported when it is first needed. `shapes` are as `parse_shape` reads them, and `sample` the
+    """A network that is imported when it is first needed. `shapes` are as `parse_shapes` reads them, and `sample` the
     path of a file of shapes with weights, None for a sample over the ranges.
 
     It has slots as `Extracted` has.
@@ -73,7 +73,7 @@ class DynamicNetwork:
 
     def __init__(self, network: str, shapes: Sequence[str] = (), sample: str | None = None, seed: int = 0) -> None:
         self.network = network
-        self.shapes = dict(map(parse_shape, shapes))
+        self.shapes = parse_shapes(shapes)
         self.sample = sample
         self.seed = seed
         self._program: Program | None = None

@@ -27,7 +27,7 @@ from retune.compiler.graph.symbolic import SymbolicGraph, likely_graph, solve, s
 from retune.compiler.graph.symbolic_region import RegionBytes, SymbolicRegion
 from retune.compiler.ir import trace
 from retune.compiler.ir.dims import Assumptions, Dim, Guard, substitute
-from retune.compiler.ir.guards import strongest
+from retune.compiler.ir.guards import exclusions, strongest
 from retune.compiler.lower.symbolic import Unsupported
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.artifact import KernelArtifact
@@ -42,6 +42,8 @@ from retune.compiler.vm.symbolic_plan import SymbolicPlan, SymbolicPlanRegion
 
 _log = logging.getLogger(__name__)
 V = TypeVar("V")
+_USUAL = (1, 1024)
+"""Where guards are looked at of a size that has no range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,13 @@ class SymbolicNetwork:
     coverage: tuple[KernelRow, ...]
     tasks: tuple[tuple[SearchTask, int], ...]
     symbols: Mapping[str, str]
+
+    def limits(self, ranges: Mapping[str, tuple[int, int]]) -> str:
+        """What sizes within `ranges`, of which none is 0, must fulfill for the plan; empty if all do."""
+        bounds = {symbol: ranges.get(name, _USUAL) for symbol, name in self.symbols.items()}
+        bounds = {symbol: (max(low, 1), high) for symbol, (low, high) in bounds.items() if high}
+        guards = [guard for guard in self.region.plan.guards if guard.dim.symbols <= bounds.keys()]
+        return ", ".join(str(guard.rename(self.symbols)) for guard in exclusions(guards, bounds))
 
 
 def compile_symbolic(

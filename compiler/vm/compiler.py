@@ -259,4 +259,4 @@ def _about(lowering: Lowering, done: Lowered) -> dict[str, object]:
     """Facts that travel with the executable."""
     rows = [row.to_json() for row in done.coverage]
     facts = made_for(lowering.target, lowering.threads)
-    return {**facts, "coverage": rows, "per_shape": dict(lowering.per_shape)}
+    return {**facts, "coverage": rows, "per_shape": dict(lowering.per_shape), "limits": dict(lowering.limits)}

@@ -93,6 +93,14 @@ class Executable:
         return dict(rows) if isinstance(rows, Mapping) else {}
 
     @property
+    def limits(self) -> dict[str, str]:
+        """The regions that are compiled for each shape that they meet unless its sizes fulfill this, such as `n > 6`.
+        Of what no range says, sizes to 1024 were tried. That sizes must not be 0 is left out.
+        """
+        rows = self.library.about.get("limits", {})
+        return dict(rows) if isinstance(rows, Mapping) else {}
+
+    @property
     def coverage(self) -> tuple[KernelRow, ...]:
         """The kernels, and what they were made from. Raises: ArtifactError when the file is damaged."""
         with reject_damage("library of a virtual machine", self.program.name):

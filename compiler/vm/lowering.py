@@ -55,6 +55,8 @@ class Lowering:
     tuned: TunedPrograms
     per_shape: dict[str, str] = field(default_factory=dict)
     """Regions, and groups of their nodes, that are compiled for each shape, and why."""
+    limits: dict[str, str] = field(default_factory=dict)
+    """What sizes must fulfill, by region; for others it is compiled for each shape."""
     tasks: list[SymbolicTask] = field(default_factory=list)
     """The tasks of kernels with symbolic extents that are worth tuning."""
     _flow: ShapeFlow = field(init=False)
@@ -204,6 +206,9 @@ class Lowering:
             self.per_shape[region.name] = network.reason
             return region
         self.per_shape |= network.region.reasons
+        limits = network.limits(self.program.ranges)
+        if limits:
+            self.limits[network.region.name] = limits
         self._add(network.kernels, network.coverage)
         self.tasks += [(task, weight, network.symbols) for task, weight in network.tasks]
         return network.region

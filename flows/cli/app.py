@@ -24,7 +24,7 @@ COMMANDS = {
         "compile:compile_network",
         "Compile a network with the best records there are; only `--precision auto` measures.",
     ),
-    "export": ("export:export", "Export a network to ONNX Runtime: a model, and a library of its custom operators."),
+    "export": ("export:export", "Export a network as a model and library for ONNX Runtime, or as a library for C."),
     "networks": ("networks:networks", "List the networks of the zoo."),
     "run": ("run:run", "Time a compiled network on inputs of zeros."),
     "explain": (

@@ -29,8 +29,10 @@ class DynamicModel(Model):
         parts = executable.per_shape
         for name, reason in parts.items():
             _log.warning("%s: %s is compiled for each new shape, 0.5 to 2 s: %s", program.name, name, reason)
+        for name, limits in executable.limits.items():
+            _log.warning("%s: %s is compiled for each new shape unless %s", program.name, name, limits)
         self.instances = instances or 1
-        options = VMOptions(specialize=NEEDED if parts else NEVER)
+        options = VMOptions(specialize=NEEDED if parts or executable.limits else NEVER)
         self._machines: SimpleQueue[VirtualMachine] = SimpleQueue()
         for _ in range(self.instances):
             self._machines.put(VirtualMachine(executable, options=options))

@@ -60,7 +60,7 @@ class ExportedPlan:
     @property
     def limits(self) -> str:
         """The guards, for people, such as `512 > tokens`."""
-        return ", ".join(_guard_text(guard, self._with_names(guard.dim)) for guard in self.guards)
+        return ", ".join(str(guard.rename(self.names)) for guard in self.guards)
 
     def shape(self, number: int) -> tuple[int, ...]:
         """The shape of a buffer with the names of symbols."""
@@ -68,15 +68,6 @@ class ExportedPlan:
 
     def _with_names(self, extent: int) -> int:
         return substitute(extent, {symbol: Dim.symbol(name) for symbol, name in self.names.items()})
-
-
-def _guard_text(guard: Guard, dim: int) -> str:
-    assert isinstance(dim, Dim), "a guard is about symbols"
-    sides = [
-        Dim({monomial: abs(factor) for monomial, factor in dim.terms.items() if factor * sign > 0}) for sign in (1, -1)
-    ]
-    relation = ("==" if guard.holds else "!=") if guard.is_zero else (">" if guard.holds else "<=")
-    return f" {relation} ".join(str(side) or "0" for side in sides)
 
 
 class PlanCode:

@@ -11,7 +11,7 @@ from retune.compiler.core.errors import DefinitionError
 from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import Converter, formula_of
 from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.ir.dims import Dim, integers, same, whole
+from retune.compiler.ir.dims import Dim, estimate, integers, may_be_positive, same, whole
 
 
 def take(builder: GraphBuilder, x: str, axis: int, indices: Sequence[int], name: str = "") -> str:
@@ -175,11 +175,12 @@ def _cumulative(op: str, join: str, neutral: int) -> Converter:
         """Totals within blocks, plus running totals of the blocks' sums: n terms per level, not n^2."""
         value = builder.value(x)
         before, extent, after = value.shape[:axis], value.shape[axis], value.shape[axis + 1 :]
-        if extent <= 2 * _BLOCK:
+        if estimate(extent) <= 2 * _BLOCK:
             return triangle(builder, x, axis, exclusive, reverse)
         blocks = -(-extent // _BLOCK)
-        if blocks * _BLOCK > extent:
-            missing = builder.filled(neutral, value.dtype, (*before, blocks * _BLOCK - extent, *after))
+        rest = blocks * _BLOCK - extent
+        if may_be_positive(rest):
+            missing = builder.filled(neutral, value.dtype, (*before, rest, *after))
             x = builder.emit("concat", [x, missing], {"axis": axis})
         x = builder.emit("reshape", [x], {"shape": (*before, blocks, _BLOCK, *after)})
         inner = triangle(builder, x, axis + 1, exclusive, reverse)
@@ -187,7 +188,7 @@ def _cumulative(op: str, join: str, neutral: int) -> Converter:
         totals = builder.emit("reshape", [totals], {"shape": (*before, blocks, 1, *after)})
         joined = builder.emit(join, [inner, totals])
         joined = builder.emit("reshape", [joined], {"shape": (*before, blocks * _BLOCK, *after)})
-        return joined if blocks * _BLOCK == extent else cut(builder, joined, axis, 0, extent)
+        return cut(builder, joined, axis, 0, extent) if may_be_positive(rest) else joined
 
     def triangle(builder: GraphBuilder, x: str, axis: int, exclusive: bool, reverse: bool) -> str:
         """One reduction over all elements, where later elements count as `neutral`: it vectorizes."""

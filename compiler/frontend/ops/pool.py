@@ -242,11 +242,12 @@ def _missing(windows: _Windows, extents: tuple[int, ...], ceils: Sequence[bool])
     """What the last, partial window of each axis lacks where it is kept; one that starts in the padding is dropped."""
     rank, grown = len(extents), []
     for i, (extent, count) in enumerate(zip(extents, windows.counts(extents), strict=True)):
-        start, covered = count * windows.strides[i], extent + windows.pads[i]
-        missing = start + windows.dilations[i] * (windows.kernel[i] - 1) + 1 - (covered + windows.pads[rank + i])
-        # In this order: of a symbolic extent every comparison is one more case.
-        is_kept = ceils[i] and 0 < missing < windows.strides[i] and start < covered
-        grown.append(missing if is_kept else 0)
+        stride, after = windows.strides[i], windows.pads[rank + i]
+        covered, span = extent + windows.pads[i], windows.dilations[i] * (windows.kernel[i] - 1) + 1
+        # No window starts in padding that is shorter than what two windows share: nothing is decided about a symbolic
+        # extent then.
+        is_kept = ceils[i] and (after + stride <= span or count * stride < covered)
+        grown.append((span - covered - after) % stride if is_kept else 0)
     return tuple(grown)
 
 

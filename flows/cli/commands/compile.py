@@ -130,8 +130,9 @@ def _compile_dynamic(
     lines += [f"{symbol} is {ends}" for symbol, ends in ranges.items()]
     lines += [str(compiler.coverage)]
     lines += [f"compiled for each shape: {name}: {reason}" for name, reason in executable.per_shape.items()]
+    lines += [f"compiled for each shape unless {limits}: {name}" for name, limits in executable.limits.items()]
     inputs = {param.name: {"dtype": param.dtype, "shape": param.dims} for param in program.inputs}
-    facts = {"inputs": inputs, "ranges": ranges, "per_shape": executable.per_shape}
+    facts = {"inputs": inputs, "ranges": ranges, "per_shape": executable.per_shape, "limits": executable.limits}
     return [*lines, str(path)], {**coverage_fields(compiler.coverage), **facts}
 
 

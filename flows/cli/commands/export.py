@@ -50,7 +50,7 @@ def export(
     store: Store = None,
     **given: object,
 ) -> None:
-    """Export a network to ONNX Runtime, as a model and a library of its custom operators, or as a library for C."""
+    """Export a network as a model and library for ONNX Runtime, or as a library for C."""
     for path in exported_files(to, runtime):
         require_writable(path)
     options = TuneOptions.of(config.load(), **given)

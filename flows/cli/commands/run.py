@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from retune.compiler.core.errors import OptionError
-from retune.compiler.core.input_shapes import parse_shape
+from retune.compiler.core.input_shapes import parse_shapes
 from retune.compiler.graph.sample_shapes import sample_shapes
 from retune.compiler.runtime.archive import VM_EXECUTABLE, kind_of
 from retune.compiler.runtime.cuda.driver import gpus
@@ -98,7 +98,7 @@ def _dynamic_timings(
     machine = VirtualMachine(executable, devices, threads=threads)
     where = ", ".join(gpus()[device.device_id].identity for device in machine.devices if is_gpu(device))
     evaluator = TimeEvaluator(repeat=_REPEAT, min_repeat_ms=_REPEAT_MS)
-    for inputs in sample_shapes(executable.program, dict(map(parse_shape, shapes))):
+    for inputs in sample_shapes(executable.program, parse_shapes(shapes)):
         arrays = {name: np.zeros(extents, dtype) for name, (dtype, extents) in inputs.items()}
         machine.set_input("main", **arrays)
         yield _Timing(inputs, machine.threads, where, machine.run, lambda: evaluator(machine.run))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from retune.compiler.core.errors import OptionError
-from retune.compiler.core.input_shapes import Size, fixed_shapes, has_sizes, parse_shape, read_shapes
+from retune.compiler.core.input_shapes import Size, fixed_shapes, has_sizes, parse_shape, parse_shapes, read_shapes
 
 
 def test_a_shape_as_text_may_be_a_scalar_or_have_no_elements() -> None:
@@ -34,9 +34,14 @@ def test_what_is_no_shape_is_refused_in_one_sentence(text: str, error: str) -> N
         parse_shape(text)
 
 
+def test_an_input_has_no_two_shapes() -> None:
+    with pytest.raises(OptionError, match="two shapes are given for x: give one"):
+        parse_shapes(["x=1..8,4", "y=1", "x=1..4,4"])
+
+
 def test_fixed_shapes_take_no_ranges() -> None:
     assert fixed_shapes(["x=1,2", "y="], "tuning") == {"x": (1, 2), "y": ()}
-    with pytest.raises(OptionError, match=r"tuning takes fixed shapes, not 'x=1\.\.2,2'"):
+    with pytest.raises(OptionError, match=r"tuning takes fixed shapes, not a range for x: write x=1,3,224,224"):
         fixed_shapes(["x=1..2,2"], "tuning")
 
 
@@ -59,13 +64,14 @@ def test_shapes_of_a_file_have_weights(tmp_path: Path) -> None:
         ('[{"ids": [1, 2]}]', "entry 0 has no shapes by input; write"),
         ('[{"shapes": {}}]', "entry 0 has no shapes by input"),
         ("[[1, 2]]", "entry 0 has no shapes by input"),
+        ('[{"shapes": {"ids": [1]}, "wieght": 2}]', "entry 0 has the key 'wieght', which says nothing"),
         *(
             (f'[{{"shapes": {{"ids": [1]}}, "weight": {weight}}}]', "entry 0: the weight must be a number above 0")
             for weight in ("0", "-1", "true", '"3"', "1e999", "NaN")
         ),
         ('[{"shapes": {"ids": [1.5]}}]', "a shape is a list of integers; 1.5 is not an integer"),
         ('[{"shapes": {"ids": 4}}]', "a shape is a list of integers"),
-        ('[{"shapes": {"ids": [1, 0]}}]', r"the shape \[1, 0\] of ids has an extent that no call has"),
+        ('[{"shapes": {"ids": [1, 0]}}]', r"the shape \[1, 0\] of ids must have extents from 1 to 999999999"),
     ],
 )
 def test_a_file_without_shapes_is_refused_in_one_sentence(tmp_path: Path, text: str, error: str) -> None:

@@ -107,7 +107,7 @@ def test_decisions_are_kept_as_guards() -> None:
         assert n * m != 0
         assert bool(n == 1) is False
     assert smaller is m
-    assert [str(guard) for guard in assumed.guards] == ["-m + n > 0", "m != 0", "n != 0", "n - 1 != 0"]
+    assert [str(guard) for guard in assumed.guards] == ["n > m", "m != 0", "n != 0", "n != 1"]
     fits = {pair: all(g.fits(dict(zip("nm", pair, strict=True))) for g in assumed.guards) for pair in ((3, 2), (2, 3))}
     assert fits == {(3, 2): True, (2, 3): False}
 
@@ -183,7 +183,7 @@ def test_a_divisor_is_guarded_in_each_context() -> None:
     for _ in range(2):
         with Assumptions({"n": 7, "m": 2}) as assumed:
             assert str(n // (m - 1)) == "((n) // (m - 1))"
-        assert [str(guard) for guard in assumed.guards] == ["m - 1 != 0"]
+        assert [str(guard) for guard in assumed.guards] == ["m != 1"]
 
 
 def test_division_decides_nothing_about_other_quotients() -> None:

@@ -199,6 +199,55 @@ def test_even_and_odd_images_have_the_same_kernels() -> None:
     assert machine.specializations() == ()
 
 
+@pytest.mark.parametrize(("window", "stride", "pad"), [(2, 2, 0), (3, 2, 1), (3, 2, 0), (2, 2, 1)])
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+def test_a_partial_window_needs_no_case_of_a_size(op: str, window: int, stride: int, pad: int) -> None:
+    attributes: dict[str, Any] = {"kernel_shape": [window] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+    source = model(
+        [node(op, ["x"], ["out"], ceil_mode=1, **attributes)],
+        [tensor("x", [1, 8, "h", "w"])],
+        [tensor("out", [1, 8, "rows", "columns"])],
+    )
+    exe = vm.compile(source)
+    assert (exe.per_shape, exe.limits) == ({}, {})
+    machine = machine_of(source)
+    for sizes in ((32, 33), (31, 30), (3, 3), (5, 64), (3, 4)):
+        check(machine, source, 1, 8, *sizes)
+    assert machine.specializations() == ()
+
+
+@pytest.mark.parametrize("attributes", [{}, {"exclusive": 1}, {"reverse": 1}])
+def test_a_running_total_needs_no_case_of_a_size(attributes: dict[str, Any]) -> None:
+    source = model(
+        [node("CumSum", ["x", "axis"], ["out"], **attributes)],
+        [tensor("x", ["n", "length"])],
+        [tensor("out", ["n", "length"])],
+        {"axis": np.array(1)},
+    )
+    exe = vm.compile(source)
+    assert (exe.per_shape, exe.limits) == ({}, {})
+    machine = machine_of(source)
+    for sizes in ((4, 100), (3, 16), (1, 33), (5, 32), (2, 1), (2, 0), (2, 700)):
+        check(machine, source, *sizes)
+    assert machine.specializations() == ()
+
+
+def test_sizes_that_the_kernels_are_not_for_are_told() -> None:
+    """Whether a window starts in the padding depends on a size in a way that is decided."""
+    pool = node("MaxPool", ["x"], ["out"], kernel_shape=[3], strides=[3], pads=[1, 1], ceil_mode=1)
+    source = model([pool], [tensor("x", [1, 8, "n"])], [tensor("out", [1, 8, "count"])])
+    exe = vm.compile(source)
+    assert exe.per_shape == {}
+    ((region, limits),) = exe.limits.items()
+    assert region.startswith("main")
+    assert "n" in limits
+    assert "n_" not in limits
+    machine = machine_of(source)
+    for size in (3, 4, 5, 6, 7, 64):
+        check(machine, source, 1, 8, size)
+    assert machine.specializations()
+
+
 def test_an_even_and_an_odd_number_of_samples_have_the_same_kernels() -> None:
     source = strided()
     machine = machine_of(source)
