@@ -23,12 +23,15 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils.flop_counter import FlopCounterMode
 
 from retune.api import EFFORTS, compile, models_folder, tune
 from retune.compiler.core.errors import ModelError, OptionError, ShapeMismatchError
 from retune.models import Model, export_onnx, store_onnx
 from retune.network import Network
+from retune.torch_fast_paths import DECOMPOSITIONS
 from retune.torch_trial import DECLINED, Trial
 from retune.torch_views import Argument, Returned, Views, as_sequence
 
@@ -42,6 +45,7 @@ OPTIONS = ("tune", "minutes", "trials", "effort", "threads", "store")
 
 
 Call = Callable[[Sequence[Argument]], Returned]
+_Number = Callable[[Sequence[torch.Tensor]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +88,9 @@ def retune_backend(
         boxed: Callable[..., Returned] = make_boxed_func(lambda *given: views.restore(compiled(*given)))
         return boxed
 
-    made: Callable[..., Returned] = aot_autograd(fw_compiler=compile_forward, inference_compiler=compile_forward)(
-        graph, example_inputs
-    )
+    made: Callable[..., Returned] = aot_autograd(
+        fw_compiler=compile_forward, inference_compiler=compile_forward, decompositions=DECOMPOSITIONS
+    )(graph, example_inputs)
     return made
 
 
@@ -118,8 +122,8 @@ def _weights(graph: torch.fx.GraphModule, forward: torch.fx.GraphModule) -> froz
 
 
 class _Frozen(torch.nn.Module):
-    """A functional graph with some of its inputs fixed; its outputs without those that are no tensors. `extents` are
-    the inputs that are extents of others: which of the free inputs, and which dimension of it.
+    """A functional graph with some of its inputs fixed; its outputs without those that are no tensors. `numbers` are
+    the inputs that follow from extents of the others, each a formula of the free inputs.
     """
 
     def __init__(
@@ -127,10 +131,10 @@ class _Frozen(torch.nn.Module):
         forward: torch.fx.GraphModule,
         arguments: Sequence[Argument],
         fixed: Sequence[int],
-        extents: Mapping[int, tuple[int, int]] | None = None,
+        numbers: Mapping[int, _Number] | None = None,
     ) -> None:
         super().__init__()
-        self._extents = dict(extents or {})
+        self._numbers = dict(numbers or {})
         self._forward = forward
         self._count = len(arguments)
         self._fixed = {index: arguments[index] for index in fixed}
@@ -146,8 +150,8 @@ class _Frozen(torch.nn.Module):
             for index in range(self._count)
         ]
         # Read from the tensors, so that the exporter sees them as the same symbol and not as a number.
-        for index, (tensor, dim) in self._extents.items():
-            arguments[index] = free[tensor].shape[dim]
+        for index, number in self._numbers.items():
+            arguments[index] = number(free)
         return tuple(result for result in as_sequence(self._forward(*arguments)) if isinstance(result, torch.Tensor))
 
 
@@ -232,12 +236,7 @@ class _Dynamic(_OfWeights):
             for number, (index, dims) in enumerate(zip(self._free, symbolic, strict=True))
             for dim in dims
         }
-        extents: dict[int, tuple[int, int]] = {}
-        for index in fixed:
-            if isinstance(inputs[index], torch.SymInt):
-                if str(inputs[index]) not in known:
-                    raise ModelError(f"the number {inputs[index]} is no extent of an input of the graph")
-                extents[index] = known[str(inputs[index])]
+        numbers = {index: _number(inputs[index], known) for index in fixed if isinstance(inputs[index], torch.SymInt)}
         if not all(isinstance(result, torch.Tensor) for result in as_sequence(forward(*arguments))):
             raise ModelError("the graph returns numbers that follow from symbolic extents")
         # AUTO lets PyTorch find equal or fixed extents by itself, where a named dimension would be an error.
@@ -246,13 +245,31 @@ class _Dynamic(_OfWeights):
             {dim: auto if dim in dims_of_input else None for dim in range(arguments[index].dim())}
             for index, dims_of_input in zip(self._free, symbolic, strict=True)
         )
-        module = _Frozen(forward, arguments, fixed, extents).eval()
+        module = _Frozen(forward, arguments, fixed, numbers).eval()
         proto, _ = export_onnx(module, tuple(arguments[index] for index in self._free), {}, shapes={"free": dims})
         for entry, dims_of_input in zip(proto.graph.input, symbolic, strict=True):
             if any(not entry.type.tensor_type.shape.dim[dim].dim_param for dim in dims_of_input):
                 raise ModelError(f"PyTorch exports the graph for one shape of {entry.name} only")
         model = Model(store_onnx(proto, "torch", models_folder(options.get("store"))))
         self._network = compile(model, dynamic=True, store=options.get("store"), threads=options.get("threads"))
+
+
+def _number(value: torch.SymInt, known: Mapping[str, tuple[int, int]]) -> _Number:
+    """The formula of a number from the `known` extents: which of the free inputs, and which dimension of it.
+
+    Raises: ModelError where it does not follow from them.
+    """
+    expr = value.node.expr
+    atoms = [expr] if str(expr) in known else sorted(expr.free_symbols, key=str)
+    if any(str(atom) not in known for atom in atoms):
+        raise ModelError(f"the number {value} follows from no extent of an input of the graph")
+
+    def evaluate(free: Sequence[torch.Tensor]) -> int:
+        extents = {atom: free[known[str(atom)][0]].shape[known[str(atom)][1]] for atom in atoms}
+        result: int = extents[expr] if expr in extents else sympy_interp(PythonReferenceAnalysis, extents, expr)
+        return result
+
+    return evaluate
 
 
 class _Forward:
@@ -272,6 +289,9 @@ class _Forward:
         places = [node.meta.get("val") for node in forward.graph.nodes if node.op == "placeholder"]
         self._is_dynamic = any(isinstance(value, torch.SymInt) for value in places)
         """Whether it has symbolic extents that the virtual machine takes, as far as is known."""
+        self._has_symbols = self._is_dynamic
+        self._in_parts: Call | None = None
+        """The parts of a graph with symbolic extents, each of which takes any shape by itself."""
         self._dynamic: _Dynamic | None = None
         self._has_warned = False
 
@@ -279,6 +299,8 @@ class _Forward:
         """What the graph returns."""
         if self._is_dynamic and (outputs := self._for_any_shape(arguments)) is not None:
             return outputs
+        if self._in_parts is not None:
+            return self._in_parts(arguments)
         # Without the weights, which are many and the same at every call; their identity is checked by `is_current`.
         key = tuple(
             (tuple(arg.shape), arg.dtype, arg.device.type) if isinstance(arg, torch.Tensor) else arg
@@ -382,6 +404,8 @@ class _Forward:
                 is_single = isinstance(part.graph.output_node().args[0], torch.fx.Node)
                 compiled = _Forward(part, weights, self._options, whole=False)
                 split.set_submodule(str(node.target), _Part(compiled, is_single=is_single))
+        if self._has_symbols:
+            self._in_parts = lambda given: split(*given)
         return lambda given: split(*given)
 
 
