@@ -28,7 +28,7 @@ def _attention(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
         weights = zip(call.qkv_weight.chunk(3), call.qkv_bias.chunk(3), strict=True)
         parts = tuple(functional.linear(x, *pair) for x, pair in zip(inputs, weights, strict=True))
     query, key, value = (part.unflatten(-1, (call.num_head, width)).transpose(1, 2) for part in parts)
-    kept = None if call.mask is None else _kept(call.mask, call.mask_type)
+    kept = None if call.mask is None else _attention_mask(call.mask, call.mask_type)
     mixed = functional.scaled_dot_product_attention(query, key, value, kept)
     result = functional.linear(mixed.transpose(1, 2).flatten(-2), call.proj_weight, call.proj_bias)
     if not call.need_weights:
@@ -38,7 +38,7 @@ def _attention(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
     return result, shares.mean(1) if call.average_attn_weights else shares
 
 
-def _kept(mask: Tensor, mask_type: int | None) -> Tensor:
+def _attention_mask(mask: Tensor, mask_type: int | None) -> Tensor:
     """Where scores of all heads are read: a mask that broadcasts to them."""
     kept = ~mask.to(torch.bool)
     if mask_type == _OF_KEYS:

@@ -51,6 +51,7 @@ ELSEWHERE = {
     "server": "needs a Prefect server that stays",
     "hosts": "is for several machines",
     "docker": "needs Docker",
+    "model": "needs a model of the reader, or serves it",
 }
 """What a block of commands needs that a test has not, and why it is only parsed."""
 
