@@ -54,6 +54,11 @@ def test_a_compiled_network_is_exported_as_it_is(
     assert "net.retune is compiled" in refused("export", "net.retune", "-o", "out.onnx", "--threads", "2")
 
 
+def test_a_damaged_network_is_no_model(folder: Path, refused: Refused) -> None:
+    (folder / "net.retune").write_bytes(b"no network")
+    assert "net.retune is no compiled network, or is damaged" in refused("export", "net.retune", "-o", "out.onnx")
+
+
 def test_the_model_itself_is_not_overwritten(folder: Path, refused: Refused) -> None:
     model = folder / "own.onnx"
     model.write_bytes(network_bytes("mlp"))

@@ -21,7 +21,7 @@ from retune.compiler.frontend.offload.offload import OffloadedModel
 from retune.compiler.runtime.archive import VM_EXECUTABLE, kind_of
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
-from retune.compiler.runtime.executor.library import Library
+from retune.compiler.runtime.executor.library import NETWORK_SUFFIX, Library
 from retune.compiler.runtime.executor.network import KIND, CompiledNetwork
 from retune.compiler.runtime.executor.shared_library import is_shared_library
 from retune.compiler.runtime.kernel_row import CoverageReport
@@ -120,7 +120,10 @@ def _compile_parts(
 
 def _is_compiled(network: str) -> bool:
     path = Path(network)
-    return path.is_file() and (is_shared_library(path) or kind_of(path) in (KIND, VM_EXECUTABLE))
+    if not path.is_file():
+        return False
+    # by its name, too: of a damaged file the loader says that it is damaged
+    return path.suffix == NETWORK_SUFFIX or is_shared_library(path) or kind_of(path) in (KIND, VM_EXECUTABLE)
 
 
 def _export_compiled(path: Path, to: Path, runtime: str) -> tuple[ExportedModel, list[CompiledNetwork]]:
