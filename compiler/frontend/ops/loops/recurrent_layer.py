@@ -10,6 +10,7 @@ from retune.compiler.frontend.ops.attributes import OnnxNode
 from retune.compiler.frontend.ops.elementwise import formula_of
 from retune.compiler.frontend.ops.indexing import take
 from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.ir.dims import Dim
 from retune.compiler.ops.recurrence import FUNCTIONS
 
 _DEFAULT_ACTIVATIONS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
@@ -60,8 +61,10 @@ def convert_layer(builder: GraphBuilder, node: OnnxNode, run: Callable[[Layer], 
     hidden = min(sizes)  # of hidden and gates times hidden, in either order
     reverses = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     reverse = reverses[node.text("direction", "forward")]
-    # As in ONNX Runtime the last state of a sequence without steps is 0, whatever its first state.
-    if length == 0:
+    # As in ONNX Runtime the last state of a sequence without steps is 0, whatever its first state. From zeros that is
+    # what the steps give, too, and nothing is decided about a symbolic number of them.
+    has_starts = any(map(node.has_input, (5, 6)))
+    if (has_starts or not isinstance(length, Dim)) and length == 0:
         states_shape = (batch, 0, directions, hidden) if batch_first else (0, directions, batch, hidden)
         last_shape = (batch, directions, hidden) if batch_first else (directions, batch, hidden)
         return [builder.filled(0, builder.value(x).dtype, shape) for shape in (states_shape, last_shape, last_shape)]
