@@ -208,8 +208,8 @@ def judge(
         outcome = Outcome(
             "right",
             graphs=graphs,
-            declined=tuple(sorted({name for one in fallbacks for name in one.operators})),
-            declined_flops=sum(one.flops for one in fallbacks),
+            declined=tuple(sorted({name for fallback in fallbacks for name in fallback.operators})),
+            declined_flops=sum(fallback.flops for fallback in fallbacks),
             flops=counter.get_total_flops(),
             compile_seconds=round(compile_seconds, 2),
         )

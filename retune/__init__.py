@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from retune.compiler.core.errors import RetuneError
     from retune.compiler.core.version import __version__
     from retune.compiler.tune.explain import Explanation
-    from retune.network import Network, NetworkReport, load
+    from retune.network import Network, load
+    from retune.network_report import NetworkReport
 
 _HOMES = {
     "compile": "retune.api",
@@ -35,7 +36,7 @@ _HOMES = {
     "tune": "retune.api",
     "Explanation": "retune.compiler.tune.explain",
     "Network": "retune.network",
-    "NetworkReport": "retune.network",
+    "NetworkReport": "retune.network_report",
     "RetuneError": "retune.compiler.core.errors",
     "__version__": "retune.compiler.core.version",
 }

@@ -31,7 +31,8 @@ from retune.flows.cli.kernel_explainer import KernelExplainer
 from retune.flows.dynamic_network import compile_dynamic, import_network
 from retune.flows.parameters import TuneJob
 from retune.models import Model, is_torch_module, model_of
-from retune.network import Network, NetworkReport
+from retune.network import Network
+from retune.network_report import NetworkReport
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunInfo, RunLedger
 from retune.storage.store_url import Location

@@ -42,7 +42,8 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Value
 from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Statement, defines, reads
 from retune.compiler.graph.region import OPTIONAL, OPTIONAL_SEQUENCE, SEQUENCE, TENSOR, Param
-from retune.compiler.ir.dims import Assumptions, Dim
+from retune.compiler.ir.dims import Dim
+from retune.compiler.ir.guards import Assumptions
 
 _FEW = 8
 """Most elements of an integer input whose values may decide a region: a size, some extents, not data."""

@@ -31,7 +31,8 @@ from retune.compiler.graph.ir import Array, Graph, Value
 from retune.compiler.graph.region import Dimension, Dims, Region, RuntimeValue, Shape, check_results, names_in
 from retune.compiler.graph.symbolic import SymbolicBuilder, SymbolicGraph, element_symbols, variants
 from retune.compiler.graph.symbolic_region import RegionBytes, SymbolicRegion
-from retune.compiler.ir.dims import Assumptions, Dim, Guard
+from retune.compiler.ir.dims import Dim
+from retune.compiler.ir.guards import Assumptions, Guard
 from retune.compiler.runtime.archive import DAMAGE, damage_text
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ from retune.compiler.graph.builder import KEPT, WEIGHTS, GraphBuilder
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from retune.compiler.graph.verify import call_of
-from retune.compiler.ir.dims import Dim, Guard, integers, is_certain, same, substitute, symbols_in
+from retune.compiler.ir.dims import Dim, integers, is_certain, same, substitute, symbols_in
+from retune.compiler.ir.guards import Guard
 
 _SCALES = (7, 37, 211, 4001)
 """Extents that most networks accept: small ones first, since pooling needs larger ones, and windows of sounds more."""

@@ -16,7 +16,8 @@ from retune.compiler.graph.graph_bytes import graph_from_parts, graph_to_parts
 from retune.compiler.graph.ir import Array, Graph
 from retune.compiler.graph.region import Dimension, Dims, Region, Shape, check_results, names_in
 from retune.compiler.graph.symbolic import SymbolicGraph
-from retune.compiler.ir.dims import Dim, Guard
+from retune.compiler.ir.dims import Dim
+from retune.compiler.ir.guards import Guard
 from retune.compiler.runtime.archive import Archive, archive_bytes, reject_damage
 
 _ARCHIVE, _VERSION = "region", 1

@@ -7,17 +7,16 @@ gives the symbols, and kept as a `Guard`. The results are right wherever the gua
     with Assumptions({"n": 7}) as assumed:
         n = Dim.symbol("n")
         rows = 12 * n // 4 if n > 1 else n      # 3*n
-    assumed.guards                              # n - 1 > 0
+    assumed.guards                              # n > 1
 
 A `Dim` never turns into an int by itself: `int(n)`, `range(n)` and NumPy's conversions raise TypeError.
 """
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, isfinite
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, SupportsInt, TypeGuard
 
 import numpy as np
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 else:
     _Integer = object
 
-# Per thread: several threads may specialize graphs at once.
-_active = threading.local()
+active = threading.local()
+"""What decides comparisons in this thread: its `assumptions`, which `guards.Assumptions` sets."""
 _MOST = 2**31
 """The largest extent that comparisons are decided for without a guard."""
 _MOST_KEPT = 1 << 14
@@ -236,7 +235,7 @@ def is_certain(value: int) -> bool:
     """Whether `value` is positive for all values of its symbols, as far as intervals show it; inside of `Assumptions`
     also where a guard says so.
     """
-    return _bounds(value)[0] > 0 or (getattr(_active, "assumptions", None) is not None and value > 0)
+    return _bounds(value)[0] > 0 or (getattr(active, "assumptions", None) is not None and value > 0)
 
 
 def may_be_positive(value: int) -> bool:
@@ -256,7 +255,7 @@ def same_shape(first: Sequence[int], second: Sequence[int]) -> bool:
 
 def estimate(value: int) -> int:
     """A likely number for an extent, from the `Assumptions`. No guard: for choices that are right either way."""
-    assumptions: Assumptions | None = getattr(_active, "assumptions", None)
+    assumptions = getattr(active, "assumptions", None)
     return value if assumptions is None else substitute(value, assumptions.numbers)
 
 
@@ -369,99 +368,6 @@ def _without(monomial: Monomial, atoms: Monomial) -> Monomial | None:
 # Decisions
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """A decision: that `dim` is zero (`is_zero`), or that it is positive, was found to be `holds`."""
-
-    dim: Dim
-    is_zero: bool
-    """Whether the decision is about zero, not about the sign."""
-    holds: bool
-
-    @classmethod
-    def of(cls, dim: object, is_zero: object, holds: object) -> "Guard":
-        """The guard whose fields are this JSON. Raises: an error of `archive.DAMAGE` for anything else."""
-        value = dim_from_json(dim)
-        if not isinstance(value, Dim) or not isinstance(is_zero, bool) or not isinstance(holds, bool):
-            raise TypeError(f"{dim!r:.80} is not guarded")
-        return cls(value, is_zero, holds)
-
-    def to_json(self) -> list[object]:
-        return [dim_to_json(self.dim), self.is_zero, self.holds]
-
-    @property
-    def key(self) -> tuple[str, bool]:
-        """What the decision is about. By structure: a symbol may be called "n + 1", which is how a sum is written."""
-        return repr(dim_to_json(self.dim)), self.is_zero
-
-    def fits(self, numbers: Mapping[str, int]) -> bool:
-        """Whether `numbers` lead to the same decision."""
-        try:
-            number = substitute(self.dim, numbers)
-        except ZeroDivisionError:
-            return False
-        return ((number == 0) if self.is_zero else (number > 0)) == self.holds
-
-    def __str__(self) -> str:
-        """Such as `512 > tokens`: what is subtracted stands on the right."""
-        relation = ("==" if self.holds else "!=") if self.is_zero else (">" if self.holds else "<=")
-        terms = self.dim.terms.items()
-        sides = [Dim({atoms: abs(factor) for atoms, factor in terms if factor * sign > 0}) for sign in (1, -1)]
-        return f" {relation} ".join(str(side) or "0" for side in sides)
-
-    def rename(self, names: Mapping[str, str]) -> "Guard":
-        """The guard with these names of its symbols."""
-        dim = substitute(self.dim, {symbol: Dim.symbol(name) for symbol, name in names.items()})
-        assert isinstance(dim, Dim), "symbols stay symbols"
-        return replace(self, dim=dim)
-
-
-class Assumptions:
-    """The numbers that decide comparisons in this thread, inside `with`, and what was decided by them."""
-
-    def __init__(self, numbers: Mapping[str, int], facts: Iterable[Guard] | None = None) -> None:
-        """With `facts`, decisions known to hold, extents that these do not say to be equal are taken to be unequal,
-        without a guard: for code that is right for equal extents, too, where it takes them to be unequal.
-        """
-        self.numbers = dict(numbers)
-        self._facts = None if facts is None else {guard.key: guard.holds for guard in facts}
-        self._guards: dict[tuple[str, bool], Guard] = {}
-        self._before: Assumptions | None = None
-
-    @property
-    def guards(self) -> tuple[Guard, ...]:
-        """The decisions, each once."""
-        return tuple(self._guards.values())
-
-    def decide(self, dim: Dim, *, is_zero: bool) -> bool:
-        """Whether `dim` is zero, or else positive, by the numbers. Raises: DefinitionError for an unknown symbol."""
-        if is_zero and next(iter(dim.terms.values())) < 0:  # the same form for x - y and y - x
-            dim = Dim({monomial: -factor for monomial, factor in dim.terms.items()})
-        guard = Guard(dim, is_zero, True)
-        if self._facts is not None:
-            known = self._facts.get(guard.key)
-            if known is not None or is_zero:
-                return bool(known)
-        try:
-            number = substitute(dim, self.numbers)
-        except KeyError as error:
-            raise DefinitionError(f"nothing says which number the dimension {error} is") from None
-        holds = bool(number == 0 if is_zero else number > 0)  # numbers may be those of NumPy
-        self._guards.setdefault(guard.key, Guard(dim, is_zero, holds))
-        return holds
-
-    def __enter__(self) -> "Assumptions":
-        # They nest: the outer assumptions decide again after the inner block.
-        self._before = getattr(_active, "assumptions", None)
-        _active.assumptions = self
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _active.assumptions = self._before
-
-
 def _decide_zero(value: int) -> bool:
     if not isinstance(value, Dim):
         return value == 0
@@ -495,10 +401,10 @@ def _decide_atom(atom: Atom) -> bool:
 
 
 def _decide(dim: Dim, *, is_zero: bool) -> bool:
-    assumptions: Assumptions | None = getattr(_active, "assumptions", None)
+    assumptions = getattr(active, "assumptions", None)
     if assumptions is None:
         raise DefinitionError(f"whether {dim} is {'zero' if is_zero else 'positive'} is not known before the run")
-    return assumptions.decide(dim, is_zero=is_zero)
+    return bool(assumptions.decide(dim, is_zero=is_zero))
 
 
 def _bounds(value: int) -> tuple[float, float]:

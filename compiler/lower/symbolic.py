@@ -14,9 +14,9 @@ from operator import attrgetter
 from retune.compiler.core.errors import ScheduleError
 from retune.compiler.core.target import HardwareParams
 from retune.compiler.ir import trace
-from retune.compiler.ir.dims import Assumptions
 from retune.compiler.ir.dot import Pair
 from retune.compiler.ir.expr import Buffer, Var
+from retune.compiler.ir.guards import Assumptions
 from retune.compiler.ir.rewrite import allocate, find_stmts, rewrite, statements_of
 from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, block
 from retune.compiler.ir.verify import verify

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from retune.compiler.ir.dims import Assumptions
+from retune.compiler.ir.guards import Assumptions
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.model import CostModel
 from retune.compiler.schedule.axis_classes import SymbolicProgram

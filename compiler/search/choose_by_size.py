@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import inf, isqrt
 
-from retune.compiler.ir.dims import Assumptions, Dim, substitute
+from retune.compiler.ir.dims import Dim, substitute
+from retune.compiler.ir.guards import Assumptions
 from retune.compiler.schedule.axis_classes import SymbolicProgram
 from retune.compiler.schedule.steps import SizeLimit, Step
 from retune.compiler.schedule.task import SearchTask

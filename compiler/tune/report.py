@@ -66,12 +66,12 @@ class Comparison:
         """
         first, contenders = parts[0], []
         for row in first.contenders:
-            rows = [(each, part.tolerance) for part in parts for each in part.contenders if each.name == row.name]
+            rows = [(same, part.tolerance) for part in parts for same in part.contenders if same.name == row.name]
             if len(rows) < len(parts):
                 continue
             times = zip(rows, weights, strict=True)
-            seconds = sum(weight * each.seconds for (each, _), weight in times) / sum(weights)
-            errors = [each.error / tolerance for each, tolerance in rows if each.error is not None]
+            seconds = sum(weight * same.seconds for (same, _), weight in times) / sum(weights)
+            errors = [same.error / tolerance for same, tolerance in rows if same.error is not None]
             error = max(errors) * first.tolerance if errors else None
             contenders.append(replace(row, seconds=seconds, error=error))
         means = f"Latencies are means over {count(len(parts), 'shape')}."

@@ -103,7 +103,7 @@ def get_device(libmod: object, device: Devices) -> tuple[list[Device], int, list
     """
     del libmod
     devices = devices_in(device)
-    return devices, 0, [number for each in devices for number in (each.device_type, each.device_id)]
+    return devices, 0, [number for dev in devices for number in (dev.device_type, dev.device_id)]
 
 
 class GraphModule:
@@ -239,8 +239,8 @@ class GraphModule:
         Between repeats it sleeps `cooldown_interval_ms` after every `repeats_to_cooldown` of them.
         Raises: OptionError when an argument makes no sense; AttributeError when there is no function `func_name`.
         """
-        for each in get_device(self.module, device)[0]:
-            self.module.check_device(each)
+        for listed in get_device(self.module, device)[0]:
+            self.module.check_device(listed)
         counts = (number, repeat, 0.0 if min_repeat_ms is None else min_repeat_ms, limit_zero_time_iterations)
         evaluator = TimeEvaluator(*counts, cooldown_interval_ms, repeats_to_cooldown)
         return self.module.benchmark(evaluator, function=func_name, end_to_end=end_to_end, inputs=kwargs)

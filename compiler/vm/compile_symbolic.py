@@ -26,8 +26,8 @@ from retune.compiler.graph.region import Param
 from retune.compiler.graph.symbolic import SymbolicGraph, likely_graph, solve, substitute_attr
 from retune.compiler.graph.symbolic_region import RegionBytes, SymbolicRegion
 from retune.compiler.ir import trace
-from retune.compiler.ir.dims import Assumptions, Dim, Guard, substitute
-from retune.compiler.ir.guards import exclusions, strongest
+from retune.compiler.ir.dims import Dim, substitute
+from retune.compiler.ir.guards import Assumptions, Guard, exclusions, strongest
 from retune.compiler.lower.symbolic import Unsupported
 from retune.compiler.measure.record import TaskProgram
 from retune.compiler.runtime.artifact import KernelArtifact

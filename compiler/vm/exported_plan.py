@@ -7,7 +7,8 @@ from retune.compiler.codegen.abi.plan_code import ExportedPlan
 from retune.compiler.core.errors import OptionError
 from retune.compiler.graph.program import Call, HostCall, Program
 from retune.compiler.graph.region import Dimension, Param
-from retune.compiler.ir.dims import Dim, Guard
+from retune.compiler.ir.dims import Dim
+from retune.compiler.ir.guards import Guard
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.executor.plan import BufferKind, BufferSpec, Plan
 from retune.compiler.vm.executable import Executable

@@ -16,7 +16,8 @@ from retune.compiler.core.json_reader import JsonObject, integer, string
 from retune.compiler.core.packing import Packing
 from retune.compiler.graph.ir import Array, Graph
 from retune.compiler.graph.region import Region, Shape, names_in
-from retune.compiler.ir.dims import Assumptions, Dim, Guard, dim_from_json, dim_to_json
+from retune.compiler.ir.dims import Dim, dim_from_json, dim_to_json
+from retune.compiler.ir.guards import Assumptions, Guard
 from retune.compiler.runtime.archive import Archive, archive_bytes, reject_damage
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.executor.plan import READ_ONLY, BufferKind, BufferSpec, Call, Plan

@@ -11,7 +11,8 @@ from llvmlite import ir
 from retune.compiler.codegen.abi.c_module import INT, LONG, NULL, POINTER, CFunction, CModule
 from retune.compiler.codegen.abi.size_formulas import SizeFormulas
 from retune.compiler.graph.region import Param
-from retune.compiler.ir.dims import Dim, Guard, same, substitute
+from retune.compiler.ir.dims import Dim, same, substitute
+from retune.compiler.ir.guards import Guard
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.executor.network import CompiledNetwork
 from retune.compiler.runtime.executor.plan import BufferKind, Plan

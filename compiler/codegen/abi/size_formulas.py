@@ -6,7 +6,8 @@ from llvmlite import ir
 
 from retune.compiler.codegen.abi.c_module import FLAG, LONG, CFunction
 from retune.compiler.core.dtype import item_bytes
-from retune.compiler.ir.dims import Atom, Dim, Guard, dim_to_json
+from retune.compiler.ir.dims import Atom, Dim, dim_to_json
+from retune.compiler.ir.guards import Guard
 from retune.compiler.runtime.artifact import ALIGNMENT, MOST_SIZE
 from retune.compiler.runtime.executor.plan import BufferSpec
 

@@ -18,7 +18,8 @@ from retune.compiler.graph.program import Call, Program
 from retune.compiler.graph.region import Region
 from retune.compiler.graph.symbolic import SymbolicBuilder
 from retune.compiler.graph.symbolic_region import SymbolicRegion
-from retune.compiler.ir.dims import Assumptions, Dim
+from retune.compiler.ir.dims import Dim
+from retune.compiler.ir.guards import Assumptions
 from retune.compiler.vm.dim_flow import DimFlow
 from tests.support.dynamic_models import INT64, attention, floats, model, tensor
 from tests.support.zoo_sizes import SMALL

@@ -9,16 +9,8 @@ import numpy as np
 import pytest
 
 from retune.compiler.core.errors import DefinitionError
-from retune.compiler.ir.dims import (
-    Assumptions,
-    Dim,
-    dim_from_json,
-    dim_to_json,
-    integers,
-    is_certain,
-    may_be_positive,
-    substitute,
-)
+from retune.compiler.ir.dims import Dim, dim_from_json, dim_to_json, integers, is_certain, may_be_positive, substitute
+from retune.compiler.ir.guards import Assumptions
 
 n, m = Dim.symbol("n"), Dim.symbol("m")
 

@@ -116,7 +116,7 @@ def served(winner: Confirmation) -> str:
     return winner.program.record_id
 
 
-RECORDS = tuple(one.program for one in (record("a", 1e-3), record("b", 2e-3)))
+RECORDS = tuple(row.program for row in (record("a", 1e-3), record("b", 2e-3)))
 
 
 def test_the_fastest_when_all_take_turns_serves(task: SearchTask) -> None:
